@@ -1,0 +1,8 @@
+"""The one exception for input that the user can mend."""
+
+
+class InputError(Exception):
+    """Bad input: the message is one line that says what was expected, what came, what to do.
+
+    Command-line programs print it as ``error: <message>`` and exit with code 2.
+    """

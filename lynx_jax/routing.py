@@ -1,0 +1,105 @@
+"""Routing of one MoE layer: which experts each row uses, with which weights."""
+
+import enum
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from lynx_jax.pallas_kernels.remapping import compact, expert_union, remap
+from lynx_jax.pallas_kernels.topk import top_k
+from lynx_jax.policies import Policy, TopK
+from lynx_jax.routers import Router
+
+
+class Phase(enum.Enum):
+    """Which of the two programs is being traced; a static value, never an array."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Routing:
+    """The experts of one MoE layer for one batch of rows.
+
+    Attributes:
+      ids: k distinct experts a row, best first. Arbitrary for rows that are not live.
+      weights: float32 combine weights of ``ids``.
+      live: rows that count; the others contribute nothing and activate nothing.
+      active: int32 ids of the distinct experts that live rows use, ascending, padded with 0.
+      num_active: int32, how many entries of ``active`` hold.
+      num_active_topk: int32, how many experts plain top-k would have used on the same logits.
+    """
+
+    ids: Int[Array, "rows k"]
+    weights: Float[Array, "rows k"]
+    live: Bool[Array, " rows"]
+    active: Int[Array, " experts"]
+    num_active: Int[Array, ""]
+    num_active_topk: Int[Array, ""]
+
+
+def route(
+    logits: Float[Array, "rows experts"],
+    live: Bool[Array, " rows"],
+    *,
+    k: int,
+    router: Router,
+    policy: Policy,
+    phase: Phase,
+) -> Routing:
+    """Choose k experts a row and weigh them.
+
+    In prefill the policy is not looked at, so that the program holds no trace of it.
+
+    Args:
+      logits: router logits; computed with in float32. Rows that are not live may hold anything.
+      live: rows that count.
+      k: experts a row.
+      router: the family's choice scores and weight rule.
+      policy: which experts of the batch survive, in decode.
+      phase: prefill or decode.
+    """
+    num_experts = logits.shape[-1]
+    logits = jnp.where(live[:, None], logits.astype(jnp.float32), 0.0)
+    choice = router.choice_scores(logits)
+    probabilities = router.weight_scores(logits)
+    top_ids = ids = top_k(choice, k)
+    top_used = used = expert_union(top_ids, live, num_experts)
+    if phase is Phase.DECODE and policy != TopK():
+        survivors = policy.survivors(choice, probabilities, live, k)
+        ids, used = _remap_if_it_saves(
+            choice, survivors, live, top_ids, top_used, k, policy.min_rows
+        )
+    active, num_active = compact(used)
+    return Routing(
+        ids=ids,
+        weights=router.weights(probabilities, ids, top_ids),
+        live=live,
+        active=active,
+        num_active=num_active,
+        num_active_topk=jnp.sum(top_used, dtype=jnp.int32),
+    )
+
+
+def _remap_if_it_saves(
+    choice: Float[Array, "rows experts"],
+    survivors: Bool[Array, " experts"],
+    live: Bool[Array, " rows"],
+    top_ids: Int[Array, "rows k"],
+    top_used: Bool[Array, " experts"],
+    k: int,
+    min_rows: int,
+) -> tuple[Int[Array, "rows k"], Bool[Array, " experts"]]:
+    """Remapped ids and the experts they use, or plain top-k's where remapping saves no expert.
+
+    No policy can promise by itself to read fewer experts than top-k does; changing the routing for
+    nothing would cost quality at no gain.
+    """
+    ids = remap(choice, survivors, k)
+    used = expert_union(ids, live, choice.shape[-1])
+    saves = (jnp.sum(used) < jnp.sum(top_used)) & (jnp.sum(live) >= min_rows)
+    return jnp.where(saves, ids, top_ids), jnp.where(saves, used, top_used)
