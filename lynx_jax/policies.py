@@ -52,7 +52,9 @@ class Policy(Protocol):
 class TopK:
     """Plain top-k: every expert survives. The router as it was trained."""
 
-    min_rows: int = 2
+    @property
+    def min_rows(self) -> int:
+        return 1
 
     def survivors(
         self,
@@ -237,9 +239,7 @@ class XShare:
             raise InputError(f"xshare: expected k0 of at most k={k}, got {self.k0}")
 
 
-def _best_rank(
-    choice: Float[Array, "rows experts"], live: Bool[Array, " rows"], k: int
-) -> Array:
+def _best_rank(choice: Float[Array, "rows experts"], live: Bool[Array, " rows"], k: int) -> Array:
     """Best place (int32, from 0) that any live row's top-k gives each expert; k if none does."""
     ids = top_k(choice, k)
     named = (ids[:, :, None] == jnp.arange(choice.shape[-1])) & live[:, None, None]

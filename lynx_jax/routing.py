@@ -69,7 +69,7 @@ def route(
     probabilities = router.weight_scores(logits)
     top_ids = ids = top_k(choice, k)
     top_used = used = expert_union(top_ids, live, num_experts)
-    if phase is Phase.DECODE and policy != TopK():
+    if phase is Phase.DECODE and not isinstance(policy, TopK):
         survivors = policy.survivors(choice, probabilities, live, k)
         ids, used = _remap_if_it_saves(
             choice, survivors, live, top_ids, top_used, k, policy.min_rows

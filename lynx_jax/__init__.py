@@ -1,0 +1,36 @@
+"""Mixture-of-Experts inference in JAX with batch-aware expert selection (Lynx).
+
+The names below load on first use, so that importing a part does not import the rest.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lynx_jax.errors import InputError as InputError
+    from lynx_jax.policies import OEA as OEA
+    from lynx_jax.policies import Lynx as Lynx
+    from lynx_jax.policies import TopK as TopK
+    from lynx_jax.policies import XShare as XShare
+    from lynx_jax.policy_spec import parse_policy as parse_policy
+
+_HOMES = {
+    "InputError": "lynx_jax.errors",
+    "Lynx": "lynx_jax.policies",
+    "OEA": "lynx_jax.policies",
+    "TopK": "lynx_jax.policies",
+    "XShare": "lynx_jax.policies",
+    "parse_policy": "lynx_jax.policy_spec",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,68 @@
+"""Policies written as text: ``off``, ``lynx``, ``lynx:alpha=3,beta=4``, ``oea:k0=4`` and so on."""
+
+import dataclasses
+from typing import Any
+
+from lynx_jax.errors import InputError
+from lynx_jax.policies import OEA, Lynx, Policy, TopK, XShare
+
+_CLASSES: dict[str, type[Any]] = {"lynx": Lynx, "oea": OEA, "xshare": XShare}
+
+POLICY_FORMS = "off, lynx, lynx:alpha=A,beta=B[,floor=F], oea:k0=K, xshare:budget=M[,k0=K]"
+
+
+def parse_policy(text: str, k: int, num_experts: int) -> Policy:
+    """The policy that ``text`` names, for a router that uses k of num_experts experts.
+
+    ``lynx`` without alpha and beta takes ``Lynx.for_model``. ``min_rows=R`` may be added to each.
+
+    Raises:
+      InputError: the text is not of a known form, or the policy is impossible for this router.
+    """
+    name, _, arguments = text.strip().partition(":")
+    if name in ("off", "topk"):
+        if arguments:
+            raise InputError(f"policy {text!r}: {name!r} takes no settings, got {arguments!r}")
+        return TopK()
+    if name not in _CLASSES:
+        raise InputError(f"policy {text!r} is not known; expected one of: {POLICY_FORMS}")
+    settings = _parse_settings(text, _CLASSES[name], arguments)
+    policy = _build(text, name, settings, k, num_experts)
+    policy.validate(k, num_experts)
+    return policy
+
+
+def _parse_settings(text: str, policy_class: type[Any], arguments: str) -> dict[str, float]:
+    types = {field.name: str(field.type) for field in dataclasses.fields(policy_class)}
+    settings: dict[str, float] = {}
+    for item in filter(None, (part.strip() for part in arguments.split(","))):
+        key, equals, value = (part.strip() for part in item.partition("="))
+        if not equals or key not in types:
+            raise InputError(
+                f"policy {text!r}: expected settings out of {', '.join(types)} as name=value, "
+                f"got {item!r}"
+            )
+        if key in settings:
+            raise InputError(f"policy {text!r}: {key!r} is given twice")
+        number = float if "float" in types[key] else int
+        try:
+            settings[key] = number(value)
+        except ValueError:
+            kind = "a number" if number is float else "a whole number"
+            raise InputError(f"policy {text!r}: expected {key} as {kind}, got {value!r}") from None
+    return settings
+
+
+def _build(text: str, name: str, settings: dict[str, float], k: int, num_experts: int) -> Policy:
+    policy_class = _CLASSES[name]
+    if policy_class is Lynx and not {"alpha", "beta"} & settings.keys():
+        return dataclasses.replace(Lynx.for_model(k, num_experts), **settings)  # type: ignore[arg-type]
+    missing = [
+        field.name
+        for field in dataclasses.fields(policy_class)
+        if field.default is dataclasses.MISSING and field.name not in settings
+    ]
+    if missing:
+        raise InputError(f"policy {text!r}: expected a value for {' and '.join(missing)} too")
+    built: Policy = policy_class(**settings)
+    return built

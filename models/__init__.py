@@ -1,0 +1,48 @@
+"""Flax NNX model library: one file a family, named by the ``model_type`` of its config.json."""
+
+from dataclasses import dataclass
+
+from lynx_jax.errors import InputError
+from lynx_jax.models.config import DecoderConfig
+from lynx_jax.models.decoder import DecoderForCausalLM
+from lynx_jax.models.mixtral import MixtralConfig, MixtralForCausalLM
+from lynx_jax.models.qwen3_moe import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+__all__ = [
+    "DecoderConfig",
+    "DecoderForCausalLM",
+    "Family",
+    "MixtralConfig",
+    "MixtralForCausalLM",
+    "Qwen3MoeConfig",
+    "Qwen3MoeForCausalLM",
+    "get_family",
+]
+
+
+@dataclass(frozen=True)
+class Family:
+    """One architecture: how its config is read and its model is built."""
+
+    config_class: type[DecoderConfig]
+    model_class: type[DecoderForCausalLM]
+
+
+_FAMILIES = {
+    "mixtral": Family(MixtralConfig, MixtralForCausalLM),
+    "qwen3_moe": Family(Qwen3MoeConfig, Qwen3MoeForCausalLM),
+}
+
+
+def get_family(model_type: str) -> Family:
+    """The family that a config.json names.
+
+    Raises:
+      InputError: the type is not known; the message lists those that are.
+    """
+    if model_type not in _FAMILIES:
+        raise InputError(
+            f"model_type {model_type!r} is not supported; expected one of "
+            f"{', '.join(sorted(_FAMILIES))}"
+        )
+    return _FAMILIES[model_type]

@@ -1,0 +1,140 @@
+"""Reading config.json, in the field names of both transformers 4 and 5."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+from lynx_jax.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """Fields that every family of decoder shares, under their Hugging Face names.
+
+    Attributes:
+      model_type: the family's name in config.json.
+      vocab_size: rows of the embedding.
+      hidden_size: width D of the residual stream.
+      num_hidden_layers: decoder layers.
+      num_attention_heads: query heads.
+      num_key_value_heads: key and value heads, a divisor of the query heads.
+      head_dim: width of one head.
+      max_position_embeddings: longest sequence.
+      rms_norm_eps: added to the mean square in every RMSNorm.
+      rope_theta: base of the rotary position embedding.
+      sliding_window: keys further back than this are not seen; None for full attention.
+      tie_word_embeddings: the output head is the embedding.
+      num_experts: experts N of one MoE layer.
+      num_experts_per_tok: experts k that a token uses.
+    """
+
+    # Names that a family's config.json uses for a field, where they differ.
+    hub_names: ClassVar[Mapping[str, str]] = {}
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope_theta: float
+    sliding_window: int | None
+    tie_word_embeddings: bool
+    num_experts: int
+    num_experts_per_tok: int
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Self:
+        """The config that config.json's content describes.
+
+        Raises:
+          InputError: a needed field is missing, of the wrong type, or not supported.
+        """
+        known = _normalise(raw)
+        values = {}
+        for field in dataclasses.fields(cls):
+            name = cls.hub_names.get(field.name, field.name)
+            if name in known:
+                values[field.name] = _checked(name, str(field.type), known[name])
+            elif field.default is dataclasses.MISSING:
+                raise InputError(
+                    f"config.json of model_type {raw.get('model_type')!r} lacks the field "
+                    f"{name!r}; take the config.json that was published with the weights"
+                )
+        config = cls(**values)
+        config.check()
+        return config
+
+    def check(self) -> None:
+        """Raise ``InputError`` if fields contradict one another."""
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "head_dim",
+            "max_position_embeddings",
+            "num_experts_per_tok",
+        ):
+            _require(getattr(self, name) >= 1, f"{name} to be at least 1", getattr(self, name))
+        _require(
+            self.num_attention_heads % self.num_key_value_heads == 0,
+            f"num_attention_heads to be a multiple of num_key_value_heads "
+            f"({self.num_key_value_heads})",
+            self.num_attention_heads,
+        )
+        _require(self.head_dim % 2 == 0, "an even head_dim", self.head_dim)
+        _require(
+            1 <= self.num_experts_per_tok <= self.num_experts,
+            f"num_experts_per_tok from 1 to the layer's {self.num_experts} experts",
+            self.num_experts_per_tok,
+        )
+
+
+def _require(condition: bool, expected: str, got: object) -> None:
+    if not condition:
+        raise InputError(f"config.json: expected {expected}, got {got}")
+
+
+def _normalise(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json with the derived and renamed fields of all versions in one form."""
+    known = {name: value for name, value in raw.items() if value is not None}
+    known["rope_theta"] = _rope_theta(known)
+    known.setdefault("sliding_window", None)
+    known.setdefault("tie_word_embeddings", False)
+    if "head_dim" not in known and {"hidden_size", "num_attention_heads"} <= known.keys():
+        known["head_dim"] = known["hidden_size"] // known["num_attention_heads"]
+    if known["rope_theta"] is None:
+        del known["rope_theta"]
+    return known
+
+
+def _rope_theta(known: Mapping[str, Any]) -> float | None:
+    """The rotary base; refuses every scaling, since none is implemented."""
+    rope = known.get("rope_parameters") or known.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default":
+        raise InputError(
+            f"config.json: rope type {kind!r} is not supported, only 'default'; "
+            "remove rope_scaling to run within the original context length"
+        )
+    theta = rope.get("rope_theta", known.get("rope_theta"))
+    return None if theta is None else float(theta)
+
+
+def _checked(name: str, expected: str, value: Any) -> Any:
+    """The value if it is of the type that is expected, else an error that names the field."""
+    if value is None and "None" in expected:
+        return None
+    if "tuple" in expected and isinstance(value, list):
+        return tuple(value)
+    kinds = {"int": int, "float": (int, float), "bool": bool, "str": str}
+    kind = kinds.get(expected.split(" ")[0])
+    wrong_bool = isinstance(value, bool) and kind is not bool
+    if kind is not None and (wrong_bool or not isinstance(value, kind)):
+        raise InputError(f"config.json: expected {name!r} as {expected}, got {value!r}")
+    return value

@@ -1,0 +1,58 @@
+"""Mixtral (arXiv 2401.04088): every layer is a mixture; top-k weights always renormalised."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import ClassVar
+
+import jax.numpy as jnp
+from flax import nnx
+
+from lynx_jax.backends import ExpertBackend
+from lynx_jax.models.config import DecoderConfig
+from lynx_jax.models.decoder import DecoderForCausalLM, DecoderLayer
+from lynx_jax.models.layers import Attention, SparseMoeBlock
+from lynx_jax.routers import SoftmaxRouter
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MixtralConfig(DecoderConfig):
+    """Fields of Mixtral's config.json.
+
+    Attributes:
+      intermediate_size: width F of one expert.
+    """
+
+    hub_names: ClassVar[Mapping[str, str]] = {"num_experts": "num_local_experts"}
+
+    intermediate_size: int
+
+
+class MixtralForCausalLM(DecoderForCausalLM):
+    """Mixtral with its output head."""
+
+    def __init__(
+        self,
+        config: MixtralConfig,
+        *,
+        backend: ExpertBackend,
+        dtype: jnp.dtype = jnp.bfloat16,
+        rngs: nnx.Rngs,
+    ) -> None:
+        layers = [
+            DecoderLayer(
+                config,
+                Attention(config, qk_norm=False, dtype=dtype, rngs=rngs),
+                SparseMoeBlock(
+                    config,
+                    config.intermediate_size,
+                    router=SoftmaxRouter(renormalize=True),
+                    backend=backend,
+                    dtype=dtype,
+                    rngs=rngs,
+                ),
+                dtype=dtype,
+                rngs=rngs,
+            )
+            for _ in range(config.num_hidden_layers)
+        ]
+        super().__init__(config, layers, dtype=dtype, rngs=rngs)

@@ -1,0 +1,100 @@
+"""Qwen3-MoE (arXiv 2505.09388): per-head query and key norms, some layers may be dense."""
+
+import dataclasses
+
+import jax.numpy as jnp
+from flax import nnx
+
+from lynx_jax.backends import ExpertBackend
+from lynx_jax.errors import InputError
+from lynx_jax.models.config import DecoderConfig
+from lynx_jax.models.decoder import DecoderForCausalLM, DecoderLayer
+from lynx_jax.models.layers import MLP, Attention, SparseMoeBlock
+from lynx_jax.routers import SoftmaxRouter
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Qwen3MoeConfig(DecoderConfig):
+    """Fields of Qwen3-MoE's config.json.
+
+    Attributes:
+      moe_intermediate_size: width F of one expert.
+      intermediate_size: hidden width of a dense layer.
+      norm_topk_prob: divide the k weights by their sum; the published models say true, and the
+        default of their config class is false, so the field is needed.
+      decoder_sparse_step: every so many layers one is a mixture.
+      mlp_only_layers: indices of layers that are dense whatever the step says.
+      use_sliding_window: whether sliding_window is in force.
+      attention_bias: must be false; the published models have none.
+    """
+
+    moe_intermediate_size: int
+    norm_topk_prob: bool
+    intermediate_size: int = 0
+    decoder_sparse_step: int = 1
+    mlp_only_layers: tuple[int, ...] = ()
+    use_sliding_window: bool = False
+    attention_bias: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.use_sliding_window:
+            object.__setattr__(self, "sliding_window", None)
+
+    def check(self) -> None:
+        super().check()
+        if self.attention_bias:
+            raise InputError("config.json: expected attention_bias false for qwen3_moe, got true")
+        if self.intermediate_size < 1 and not all(map(self.is_sparse, self._layer_indices)):
+            raise InputError("config.json: dense layers need 'intermediate_size', which is missing")
+
+    @property
+    def _layer_indices(self) -> range:
+        return range(self.num_hidden_layers)
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether the layer of this index is a mixture."""
+        return layer not in self.mlp_only_layers and (layer + 1) % self.decoder_sparse_step == 0
+
+
+class Qwen3MoeForCausalLM(DecoderForCausalLM):
+    """Qwen3-MoE with its output head."""
+
+    def __init__(
+        self,
+        config: Qwen3MoeConfig,
+        *,
+        backend: ExpertBackend,
+        dtype: jnp.dtype = jnp.bfloat16,
+        rngs: nnx.Rngs,
+    ) -> None:
+        layers = [
+            DecoderLayer(
+                config,
+                Attention(config, qk_norm=True, dtype=dtype, rngs=rngs),
+                _mlp(config, index, backend=backend, dtype=dtype, rngs=rngs),
+                dtype=dtype,
+                rngs=rngs,
+            )
+            for index in range(config.num_hidden_layers)
+        ]
+        super().__init__(config, layers, dtype=dtype, rngs=rngs)
+
+
+def _mlp(
+    config: Qwen3MoeConfig,
+    index: int,
+    *,
+    backend: ExpertBackend,
+    dtype: jnp.dtype,
+    rngs: nnx.Rngs,
+) -> SparseMoeBlock | MLP:
+    if not config.is_sparse(index):
+        return MLP(config.hidden_size, config.intermediate_size, dtype=dtype, rngs=rngs)
+    return SparseMoeBlock(
+        config,
+        config.moe_intermediate_size,
+        router=SoftmaxRouter(renormalize=config.norm_topk_prob),
+        backend=backend,
+        dtype=dtype,
+        rngs=rngs,
+    )
