@@ -132,7 +132,12 @@ def _checked(name: str, expected: str, value: Any) -> Any:
         return None
     if "tuple" in expected and isinstance(value, list):
         return tuple(value)
-    kinds = {"int": int, "float": (int, float), "bool": bool, "str": str}
+    kinds: dict[str, type | tuple[type, ...]] = {
+        "int": int,
+        "float": (int, float),
+        "bool": bool,
+        "str": str,
+    }
     kind = kinds.get(expected.split(" ")[0])
     wrong_bool = isinstance(value, bool) and kind is not bool
     if kind is not None and (wrong_bool or not isinstance(value, kind)):

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from lynx_jax.models.config import DecoderConfig
@@ -31,7 +32,7 @@ class DecoderLayer(nnx.Module):
         attention: Attention,
         mlp: SparseMoeBlock | MLP,
         *,
-        dtype: jnp.dtype,
+        dtype: DTypeLike,
         rngs: nnx.Rngs,
     ) -> None:
         width, eps = config.hidden_size, config.rms_norm_eps
@@ -69,7 +70,7 @@ class DecoderForCausalLM(nnx.Module):
         config: DecoderConfig,
         layers: Sequence[DecoderLayer],
         *,
-        dtype: jnp.dtype,
+        dtype: DTypeLike,
         rngs: nnx.Rngs,
     ) -> None:
         self.config = config
@@ -82,7 +83,9 @@ class DecoderForCausalLM(nnx.Module):
         self.lm_head = (
             None
             if config.tie_word_embeddings
-            else linear(config.hidden_size, config.vocab_size, dtype=dtype, rngs=rngs)
+            else linear(
+                config.hidden_size, config.vocab_size, dtype=dtype, rngs=rngs, output=jnp.float32
+            )
         )
 
     def __call__(
@@ -146,8 +149,10 @@ class DecoderForCausalLM(nnx.Module):
 
     def logits(self, hidden: Float[Array, "*batch width"]) -> Float[Array, "*batch vocab"]:
         """float32 logits of hidden states that ``forward`` gave."""
-        head = self.embed_tokens.attend if self.lm_head is None else self.lm_head
-        return head(hidden).astype(jnp.float32)
+        if self.lm_head is not None:
+            return self.lm_head(hidden)
+        embedding = self.embed_tokens.embedding[...]
+        return jnp.einsum("...d,vd->...v", hidden, embedding, preferred_element_type=jnp.float32)
 
     def init_cache(self, rows: int, entries: int) -> Cache:
         """An empty cache for ``rows`` sequences of up to ``entries`` tokens, in the model dtype."""

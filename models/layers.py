@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from lynx_jax.backends import ExpertBackend
@@ -44,7 +45,7 @@ class LayerRouting:
 class RMSNorm(nnx.Module):
     """Root-mean-square norm in float32, cast back before the scale as Llama-like models do."""
 
-    def __init__(self, width: int, *, eps: float, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
+    def __init__(self, width: int, *, eps: float, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
         self.eps = eps
         self.scale = nnx.Param(nnx.initializers.ones_init()(rngs.params(), (width,), dtype))
 
@@ -54,9 +55,24 @@ class RMSNorm(nnx.Module):
         return self.scale[...] * (x32 * jax.lax.rsqrt(mean_square + self.eps)).astype(x.dtype)
 
 
-def linear(inputs: int, outputs: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> nnx.Linear:
-    """A projection without bias; kernel [inputs, outputs]."""
-    return nnx.Linear(inputs, outputs, use_bias=False, dtype=dtype, param_dtype=dtype, rngs=rngs)
+def linear(
+    inputs: int,
+    outputs: int,
+    *,
+    dtype: DTypeLike,
+    rngs: nnx.Rngs,
+    output: DTypeLike | None = None,
+) -> nnx.Linear:
+    """A projection without bias; kernel [inputs, outputs]; ``output`` if not in its own dtype."""
+    return nnx.Linear(
+        inputs,
+        outputs,
+        use_bias=False,
+        dtype=dtype,
+        param_dtype=dtype,
+        preferred_element_type=output,
+        rngs=rngs,
+    )
 
 
 def rotary_embedding(
@@ -82,7 +98,7 @@ class Attention(nnx.Module):
     """
 
     def __init__(
-        self, config: DecoderConfig, *, qk_norm: bool, dtype: jnp.dtype, rngs: nnx.Rngs
+        self, config: DecoderConfig, *, qk_norm: bool, dtype: DTypeLike, rngs: nnx.Rngs
     ) -> None:
         self.config = config
         width, head_dim = config.hidden_size, config.head_dim
@@ -149,7 +165,7 @@ def _write(cache: LayerCache, positions: Array, k: Array, v: Array) -> LayerCach
 class MLP(nnx.Module):
     """Dense SwiGLU feed-forward layer."""
 
-    def __init__(self, width: int, hidden: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
+    def __init__(self, width: int, hidden: int, *, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
         self.gate_proj = linear(width, hidden, dtype=dtype, rngs=rngs)
         self.up_proj = linear(width, hidden, dtype=dtype, rngs=rngs)
         self.down_proj = linear(hidden, width, dtype=dtype, rngs=rngs)
@@ -168,7 +184,7 @@ class Experts(nnx.Module):
         hidden: int,
         *,
         backend: ExpertBackend,
-        dtype: jnp.dtype,
+        dtype: DTypeLike,
         rngs: nnx.Rngs,
     ) -> None:
         self.backend = backend
@@ -202,12 +218,14 @@ class SparseMoeBlock(nnx.Module):
         *,
         router: Router,
         backend: ExpertBackend,
-        dtype: jnp.dtype,
+        dtype: DTypeLike,
         rngs: nnx.Rngs,
     ) -> None:
         self.k = config.num_experts_per_tok
         self.router = router
-        self.gate = linear(config.hidden_size, config.num_experts, dtype=dtype, rngs=rngs)
+        self.gate = linear(
+            config.hidden_size, config.num_experts, dtype=dtype, rngs=rngs, output=jnp.float32
+        )
         self.experts = Experts(
             config.num_experts, config.hidden_size, hidden, backend=backend, dtype=dtype, rngs=rngs
         )
@@ -221,7 +239,7 @@ class SparseMoeBlock(nnx.Module):
         policy: Policy,
     ) -> tuple[Float[Array, "rows tokens width"], LayerRouting]:
         flat = x.reshape(-1, x.shape[-1])
-        logits = self.gate(flat).astype(jnp.float32)
+        logits = self.gate(flat)
         routing = route(
             logits, live.reshape(-1), k=self.k, router=self.router, policy=policy, phase=phase
         )

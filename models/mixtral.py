@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from lynx_jax.backends import ExpertBackend
 from lynx_jax.models.config import DecoderConfig
@@ -35,7 +36,7 @@ class MixtralForCausalLM(DecoderForCausalLM):
         config: MixtralConfig,
         *,
         backend: ExpertBackend,
-        dtype: jnp.dtype = jnp.bfloat16,
+        dtype: DTypeLike = jnp.bfloat16,
         rngs: nnx.Rngs,
     ) -> None:
         layers = [

@@ -4,6 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from lynx_jax.backends import ExpertBackend
 from lynx_jax.errors import InputError
@@ -64,7 +65,7 @@ class Qwen3MoeForCausalLM(DecoderForCausalLM):
         config: Qwen3MoeConfig,
         *,
         backend: ExpertBackend,
-        dtype: jnp.dtype = jnp.bfloat16,
+        dtype: DTypeLike = jnp.bfloat16,
         rngs: nnx.Rngs,
     ) -> None:
         layers = [
@@ -85,7 +86,7 @@ def _mlp(
     index: int,
     *,
     backend: ExpertBackend,
-    dtype: jnp.dtype,
+    dtype: DTypeLike,
     rngs: nnx.Rngs,
 ) -> SparseMoeBlock | MLP:
     if not config.is_sparse(index):
