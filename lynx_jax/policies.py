@@ -137,7 +137,7 @@ class Lynx:
         k: int,
     ) -> Bool[Array, " experts"]:
         bins = affinity_binning(choice, self.alpha, self.beta)
-        scores = adaptive_expert_scores(bins, live)
+        scores = adaptive_expert_scores(bins, live, self.beta)
         return critical_set(scores, choice, live, k, self._floor(k))
 
     def validate(self, k: int, num_experts: int) -> None:

@@ -15,7 +15,7 @@ def expert_union(
 
 
 def critical_set(
-    scores: Float[Array, "rows experts"],
+    scores: Int[Array, "rows experts"],
     logits: Float[Array, "rows experts"],
     live: Bool[Array, " rows"],
     k: int,
@@ -27,14 +27,14 @@ def critical_set(
     (logit ``-inf``) never survive.
 
     Args:
-      scores: float32 scores from ``adaptive_expert_scores``.
+      scores: int32 scores from ``adaptive_expert_scores``.
       logits: float32 router logits.
       live: rows that take part.
       k: experts a row.
       floor: each live row's first ``floor`` experts by logit survive whatever their score.
     """
     num_experts = scores.shape[-1]
-    scores = jnp.where(logits == -jnp.inf, -jnp.inf, scores)
+    scores = jnp.where(logits == -jnp.inf, jnp.iinfo(scores.dtype).min, scores)
     survivors = expert_union(top_k_lexicographic(scores, logits, k), live, num_experts)
     if floor:
         survivors |= expert_union(top_k(logits, floor), live, num_experts)

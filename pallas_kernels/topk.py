@@ -2,16 +2,17 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 
-def top_k(scores: Float[Array, "rows experts"], k: int) -> Int[Array, "rows k"]:
+def top_k(scores: Shaped[Array, "rows experts"], k: int) -> Int[Array, "rows k"]:
     """Indices of the k largest scores of each row, best first; the lower index wins a tie."""
-    return jax.lax.top_k(scores, k)[1]
+    # lax.top_k puts 0.0 before -0.0; here they are equal.
+    return jax.lax.top_k(jnp.where(scores == 0, 0, scores), k)[1]
 
 
 def top_k_lexicographic(
-    primary: Float[Array, "rows experts"], secondary: Float[Array, "rows experts"], k: int
+    primary: Shaped[Array, "rows experts"], secondary: Float[Array, "rows experts"], k: int
 ) -> Int[Array, "rows k"]:
     """Indices of the k largest by ``(primary, secondary)``; the lower index wins what still ties.
 

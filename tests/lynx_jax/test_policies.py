@@ -1,0 +1,235 @@
+"""Policies against their definition in loops, and what every policy must keep."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lynx_jax.errors import InputError
+from lynx_jax.policies import OEA, Lynx, TopK, XShare
+from lynx_jax.routers import SoftmaxRouter
+from lynx_jax.routing import Phase, route
+from tests.lynx_jax import oracle
+
+RATIOS = [(8, 2), (60, 4), (64, 8)]
+ROWS = [2, 7]
+
+compiled_route = jax.jit(route, static_argnames=("k", "router", "policy", "phase"))
+
+
+@st.composite
+def batches(draw):
+    """(logits [B, N], live [B], k), with ties and, at times, rows that are not live."""
+    num_experts, k = draw(st.sampled_from(RATIOS))
+    rows = draw(st.sampled_from(ROWS))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    logits = rng.normal(size=(rows, num_experts)).astype(np.float32)
+    grid = draw(st.sampled_from([0.0, 0.25, 1.0]))
+    if grid:
+        logits = (np.round(logits / grid) * grid).astype(np.float32)
+    live = rng.random(rows) < draw(st.sampled_from([0.0, 0.5, 1.0]))
+    return logits, live, k
+
+
+def members(mask) -> set[int]:
+    return set(np.flatnonzero(np.asarray(mask)).tolist())
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def survivor_mask(policy, logits, live, k):
+    probabilities = SoftmaxRouter(renormalize=True).weight_scores(logits)
+    return policy.survivors(logits, probabilities, live, k)
+
+
+def survivors(policy, logits, live, k) -> set[int]:
+    return members(survivor_mask(policy, logits, live, k))
+
+
+@given(batches(), st.sampled_from([(0.5, 1, 0), (1.0, 2, 1), (3.0, 4, 2), (2.0, 3, 0)]))
+@settings(max_examples=100, deadline=None)
+def test_lynx_is_its_definition(batch, constants):
+    logits, live, k = batch
+    alpha, beta, floor = constants
+    expected = oracle.lynx_survivors(logits, live, k, alpha, beta, floor)
+    assert survivors(Lynx(alpha, beta, floor=floor), logits, live, k) == expected
+
+
+@given(batches(), st.integers(1, 3))
+@settings(max_examples=40, deadline=None)
+def test_oea_is_its_definition(batch, k0):
+    logits, live, k = batch
+    k0 = min(k0, k)
+    if live.any():
+        assert survivors(OEA(k0), logits, live, k) == oracle.oea_survivors(logits, live, k, k0)
+
+
+@given(batches(), st.sampled_from([0, 2, 6]))
+@settings(max_examples=40, deadline=None)
+def test_xshare_keeps_its_budget_and_the_favourites_first(batch, extra):
+    logits, live, k = batch
+    budget = min(k + extra, logits.shape[1])
+    kept = survivors(XShare(budget), logits, live, k)
+    favourites = oracle.top_k_union(logits, live, 1)
+    assert len(kept) == budget
+    assert favourites <= kept or kept <= favourites
+    demand = np.exp(logits - logits.max(1, keepdims=True))
+    demand = (demand / demand.sum(1, keepdims=True))[live].sum(0)
+    others, left_out = kept - favourites, set(range(logits.shape[1])) - kept - favourites
+    if others and left_out:
+        assert min(demand[e] for e in others) >= max(demand[e] for e in left_out) - 1e-5
+
+
+POLICIES = [TopK(), Lynx(3.0, 4), Lynx(0.7, 1), Lynx(3.0, 2, floor=0), OEA(1), OEA(2), XShare(12)]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+@given(batch=batches())
+@settings(max_examples=25, deadline=None)
+def test_every_policy_keeps_the_invariants(policy, batch):
+    logits, live, k = batch
+    if isinstance(policy, XShare):
+        policy = XShare(min(12, logits.shape[1]))
+    routing = compiled_route(
+        jnp.asarray(logits),
+        jnp.asarray(live),
+        k=k,
+        router=SoftmaxRouter(renormalize=True),
+        policy=policy,
+        phase=Phase.DECODE,
+    )
+    ids, weights = np.asarray(routing.ids), np.asarray(routing.weights)
+    active = np.asarray(routing.active)[: int(routing.num_active)].tolist()
+    used = {int(e) for e in ids[live].ravel()}
+    assert all(len(set(row)) == k for row in ids.tolist())
+    assert active == sorted(used)
+    assert int(routing.num_active) <= int(routing.num_active_topk)
+    assert int(routing.num_active_topk) == len(oracle.top_k_union(logits, live, k))
+    if live.any():
+        np.testing.assert_allclose(weights[live].sum(1), 1, rtol=1e-5)
+    if int(routing.num_active) == int(routing.num_active_topk):
+        assert [r[:k] for r in map(oracle.ranking, logits[live])] == ids[live].tolist()
+    elif isinstance(policy, Lynx | OEA):
+        kept = survivors(policy, logits, live, k)
+        assert ids[live].tolist() == oracle.remapped(logits[live], kept, k)
+
+
+@pytest.mark.parametrize("policy", POLICIES[1:], ids=str)
+@given(batch=batches(), poison=st.sampled_from([np.nan, np.inf, 1e30, -1e30]))
+@settings(max_examples=15, deadline=None)
+def test_rows_that_are_not_live_change_nothing(policy, batch, poison):
+    logits, live, k = batch
+    if isinstance(policy, XShare):
+        policy = XShare(min(12, logits.shape[1]))
+    clean, poisoned = (
+        compiled_route(
+            jnp.where(live[:, None], logits, jnp.float32(content)),
+            jnp.asarray(live),
+            k=k,
+            router=SoftmaxRouter(renormalize=True),
+            policy=policy,
+            phase=Phase.DECODE,
+        )
+        for content in (0.0, poison)
+    )
+    np.testing.assert_array_equal(np.asarray(poisoned.ids)[live], np.asarray(clean.ids)[live])
+    np.testing.assert_array_equal(
+        np.asarray(poisoned.weights)[live], np.asarray(clean.weights)[live]
+    )
+    np.testing.assert_array_equal(poisoned.active, clean.active)
+    assert int(poisoned.num_active) <= k * live.sum()
+
+
+@pytest.mark.parametrize("policy", [Lynx(3.0, 2), OEA(2), XShare(10), Lynx(0.7, 1, min_rows=5)])
+def test_too_few_rows_keep_plain_top_k(policy):
+    rng = np.random.default_rng(0)
+    rows = policy.min_rows - 1
+    logits = jnp.asarray(rng.normal(size=(8, 64)), jnp.float32)
+    live = jnp.arange(8) < rows
+    routings = [
+        compiled_route(
+            logits,
+            live,
+            k=8,
+            router=SoftmaxRouter(renormalize=False),
+            policy=chosen,
+            phase=Phase.DECODE,
+        )
+        for chosen in (policy, TopK())
+    ]
+    np.testing.assert_array_equal(routings[0].ids[:rows], routings[1].ids[:rows])
+    np.testing.assert_array_equal(routings[0].weights[:rows], routings[1].weights[:rows])
+
+
+def test_lynx_saves_where_rows_overlap():
+    rng = np.random.default_rng(1)
+    logits = rng.normal(size=(16, 64)) + 2 * rng.normal(size=64)
+    routing = compiled_route(
+        jnp.asarray(logits, jnp.float32),
+        jnp.ones(16, bool),
+        k=8,
+        router=SoftmaxRouter(renormalize=True),
+        policy=Lynx(3.0, 2),
+        phase=Phase.DECODE,
+    )
+    assert int(routing.num_active) < 0.8 * int(routing.num_active_topk)
+
+
+def test_padded_experts_are_never_chosen():
+    rng = np.random.default_rng(2)
+    logits = rng.normal(size=(6, 64)).astype(np.float32)
+    logits[:, 60:] = -np.inf
+    for policy in (TopK(), Lynx(1.0, 1), Lynx(3.0, 2, floor=0), OEA(1), XShare(9)):
+        arguments = {"k": 4, "router": SoftmaxRouter(renormalize=False), "policy": policy}
+        padded = route(jnp.asarray(logits), jnp.ones(6, bool), phase=Phase.DECODE, **arguments)
+        plain = compiled_route(
+            jnp.asarray(logits[:, :60]), jnp.ones(6, bool), phase=Phase.DECODE, **arguments
+        )
+        np.testing.assert_array_equal(padded.ids, plain.ids)
+        np.testing.assert_allclose(padded.weights, plain.weights, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("k", "num_experts"), [(1, 16), (2, 8), (4, 60), (6, 72), (8, 256)])
+def test_for_model_gives_constants_for_any_router(k, num_experts):
+    policy = Lynx.for_model(k, num_experts)
+    policy.validate(k, num_experts)
+    logits = np.random.default_rng(3).normal(size=(16, num_experts)).astype(np.float32)
+    assert len(survivors(policy, logits, np.ones(16, bool), k)) >= k
+
+
+def test_for_model_gives_the_authors_constants():
+    assert Lynx.for_model(2, 8) == Lynx(0.7, 1)
+    assert Lynx.for_model(8, 64) == Lynx(3.0, 4)
+    assert Lynx.for_model(8, 128) == Lynx(3.0, 2)
+
+
+def test_a_single_expert_a_token_has_no_floor_by_default():
+    logits = np.array([[2.0, 1.9, 0.0], [0.0, 2.0, 1.0], [0.0, 3.0, 1.0]], np.float32)
+    assert survivors(Lynx(1.0, 1), logits, np.ones(3, bool), k=1) == {1}
+    assert survivors(Lynx(1.0, 1, floor=1), logits, np.ones(3, bool), k=1) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        (lambda: Lynx(0.0, 2), "alpha above 0"),
+        (lambda: Lynx(float("nan"), 2), "alpha above 0"),
+        (lambda: Lynx(1.0, 0), "beta of at least 1"),
+        (lambda: Lynx(1.0, 1, floor=-1), "floor of at least 0"),
+        (lambda: Lynx(1.0, 1, floor=9).validate(8, 64), "floor of at most k=8"),
+        (lambda: Lynx(1.0, 1, min_rows=0), "min_rows of at least 1"),
+        (lambda: OEA(0), "k0 of at least 1"),
+        (lambda: OEA(9).validate(8, 64), "k0 of at most k=8"),
+        (lambda: XShare(0), "budget of at least 1"),
+        (lambda: XShare(7).validate(8, 64), "budget from k=8"),
+        (lambda: XShare(65).validate(8, 64), "got 65"),
+        (lambda: XShare(10, k0=-1), "k0 of at least 0"),
+        (lambda: XShare(10, k0=9).validate(8, 64), "k0 of at most k=8"),
+    ],
+)
+def test_impossible_settings_are_refused(build, says):
+    with pytest.raises(InputError, match=says):
+        build()

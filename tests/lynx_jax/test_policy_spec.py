@@ -1,0 +1,49 @@
+"""Policies written as text."""
+
+import pytest
+
+from lynx_jax.errors import InputError
+from lynx_jax.policies import OEA, Lynx, TopK, XShare
+from lynx_jax.policy_spec import parse_policy
+
+
+@pytest.mark.parametrize(
+    ("text", "policy"),
+    [
+        ("off", TopK()),
+        ("lynx", Lynx(3.0, 4)),
+        ("lynx:floor=2", Lynx(3.0, 4, floor=2)),
+        ("lynx:alpha=0.7,beta=1", Lynx(0.7, 1)),
+        (" lynx: alpha=3, beta=4 ,floor=1,min_rows=3", Lynx(3.0, 4, floor=1, min_rows=3)),
+        ("oea:k0=4", OEA(4)),
+        ("xshare:budget=32", XShare(32)),
+        ("xshare:budget=32,k0=2", XShare(32, k0=2)),
+    ],
+)
+def test_forms(text, policy):
+    assert parse_policy(text, k=8, num_experts=64) == policy
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "expected one of: off, lynx"),
+        ("fast", "'fast' is not known"),
+        ("off:k0=1", "takes no settings"),
+        ("lynx:alpha=3", "expected a value for beta"),
+        ("lynx:gamma=3", "got 'gamma=3'"),
+        ("lynx:alpha", "got 'alpha'"),
+        ("lynx:alpha=x,beta=1", "alpha as a number, got 'x'"),
+        ("lynx:alpha=nan,beta=1", "alpha above 0"),
+        ("lynx:alpha=1,beta=1.5", "beta as a whole number"),
+        ("lynx:alpha=1,alpha=2,beta=1", "given twice"),
+        ("oea", "expected a value for k0"),
+        ("oea:k0=9", "at most k=8"),
+        ("xshare:budget=4", "budget from k=8"),
+        ("xshare:budget=100", "to the layer's 64"),
+    ],
+)
+def test_nonsense_is_refused_in_one_line(text, says):
+    with pytest.raises(InputError, match=says) as caught:
+        parse_policy(text, k=8, num_experts=64)
+    assert "\n" not in str(caught.value)
