@@ -5,8 +5,11 @@ from dataclasses import dataclass
 from lynx_jax.errors import InputError
 from lynx_jax.models.config import DecoderConfig
 from lynx_jax.models.decoder import DecoderForCausalLM
+from lynx_jax.models.mixtral import WEIGHTS as MIXTRAL_WEIGHTS
 from lynx_jax.models.mixtral import MixtralConfig, MixtralForCausalLM
+from lynx_jax.models.qwen3_moe import WEIGHTS as QWEN3_MOE_WEIGHTS
 from lynx_jax.models.qwen3_moe import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from lynx_jax.models.weights import WeightTable
 
 __all__ = [
     "DecoderConfig",
@@ -22,15 +25,16 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Family:
-    """One architecture: how its config is read and its model is built."""
+    """One architecture: how its config is read, its model is built and its weights are named."""
 
     config_class: type[DecoderConfig]
     model_class: type[DecoderForCausalLM]
+    weights: WeightTable
 
 
 _FAMILIES = {
-    "mixtral": Family(MixtralConfig, MixtralForCausalLM),
-    "qwen3_moe": Family(Qwen3MoeConfig, Qwen3MoeForCausalLM),
+    "mixtral": Family(MixtralConfig, MixtralForCausalLM, MIXTRAL_WEIGHTS),
+    "qwen3_moe": Family(Qwen3MoeConfig, Qwen3MoeForCausalLM, QWEN3_MOE_WEIGHTS),
 }
 
 

@@ -12,6 +12,7 @@ from lynx_jax.backends import ExpertBackend
 from lynx_jax.models.config import DecoderConfig
 from lynx_jax.models.decoder import DecoderForCausalLM, DecoderLayer
 from lynx_jax.models.layers import Attention, SparseMoeBlock
+from lynx_jax.models.weights import DECODER_ROWS, ExpertStack, WeightTable, linear
 from lynx_jax.routers import SoftmaxRouter
 
 
@@ -57,3 +58,28 @@ class MixtralForCausalLM(DecoderForCausalLM):
             for _ in range(config.num_hidden_layers)
         ]
         super().__init__(config, layers, dtype=dtype, rngs=rngs)
+
+
+WEIGHTS = WeightTable(
+    (
+        *DECODER_ROWS,
+        linear(
+            "layers.{i}.mlp.gate",
+            "model.layers.{i}.block_sparse_moe.gate",
+            "model.layers.{i}.mlp.gate",
+        ),
+        ExpertStack(
+            "layers.{i}.mlp.experts.gate_up_proj",
+            fused="model.layers.{i}.mlp.experts.gate_up_proj",
+            per_expert=(
+                "model.layers.{i}.block_sparse_moe.experts.{e}.w1.weight",
+                "model.layers.{i}.block_sparse_moe.experts.{e}.w3.weight",
+            ),
+        ),
+        ExpertStack(
+            "layers.{i}.mlp.experts.down_proj",
+            fused="model.layers.{i}.mlp.experts.down_proj",
+            per_expert=("model.layers.{i}.block_sparse_moe.experts.{e}.w2.weight",),
+        ),
+    )
+)

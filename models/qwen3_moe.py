@@ -11,6 +11,7 @@ from lynx_jax.errors import InputError
 from lynx_jax.models.config import DecoderConfig
 from lynx_jax.models.decoder import DecoderForCausalLM, DecoderLayer
 from lynx_jax.models.layers import MLP, Attention, SparseMoeBlock
+from lynx_jax.models.weights import DECODER_ROWS, ExpertStack, WeightTable, linear, norm
 from lynx_jax.routers import SoftmaxRouter
 
 
@@ -99,3 +100,30 @@ def _mlp(
         dtype=dtype,
         rngs=rngs,
     )
+
+
+WEIGHTS = WeightTable(
+    (
+        *DECODER_ROWS,
+        norm("layers.{i}.self_attn.q_norm", "model.layers.{i}.self_attn.q_norm"),
+        norm("layers.{i}.self_attn.k_norm", "model.layers.{i}.self_attn.k_norm"),
+        linear("layers.{i}.mlp.gate", "model.layers.{i}.mlp.gate"),
+        ExpertStack(
+            "layers.{i}.mlp.experts.gate_up_proj",
+            fused="model.layers.{i}.mlp.experts.gate_up_proj",
+            per_expert=(
+                "model.layers.{i}.mlp.experts.{e}.gate_proj.weight",
+                "model.layers.{i}.mlp.experts.{e}.up_proj.weight",
+            ),
+        ),
+        ExpertStack(
+            "layers.{i}.mlp.experts.down_proj",
+            fused="model.layers.{i}.mlp.experts.down_proj",
+            per_expert=("model.layers.{i}.mlp.experts.{e}.down_proj.weight",),
+        ),
+        # Dense layers.
+        linear("layers.{i}.mlp.gate_proj", "model.layers.{i}.mlp.gate_proj"),
+        linear("layers.{i}.mlp.up_proj", "model.layers.{i}.mlp.up_proj"),
+        linear("layers.{i}.mlp.down_proj", "model.layers.{i}.mlp.down_proj"),
+    )
+)
