@@ -1,7 +1,7 @@
 """How the experts of a layer are computed; chosen once, when a model is loaded."""
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -9,14 +9,15 @@ from jaxtyping import Array
 
 from lynx_jax.routing import Phase, Routing
 
-type Layout = Literal["out_in", "in_out"]
-
 
 class ExpertBackend(Protocol):
     """Computes the weighted sum of each row's experts."""
 
-    name: str
-    layout: Layout
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def split(self) -> bool: ...
 
     def __call__(
         self, x: Array, routing: Routing, gate_up: Array, down: Array, *, phase: Phase
@@ -28,7 +29,7 @@ class ReferenceBackend:
     """All experts for all rows."""
 
     name: str = "reference"
-    layout: Layout = "out_in"
+    split: bool = False
 
     def __call__(
         self, x: Array, routing: Routing, gate_up: Array, down: Array, *, phase: Phase

@@ -13,10 +13,11 @@ from lynx_jax.models.layers import (
     Attention,
     LayerCache,
     LayerRouting,
+    Linear,
     RMSNorm,
     SparseMoeBlock,
-    linear,
 )
+from lynx_jax.pallas_kernels.dense import linear
 from lynx_jax.policies import Policy, TopK
 from lynx_jax.routing import Phase
 
@@ -83,9 +84,7 @@ class DecoderForCausalLM(nnx.Module):
         self.lm_head = (
             None
             if config.tie_word_embeddings
-            else linear(
-                config.hidden_size, config.vocab_size, dtype=dtype, rngs=rngs, output=jnp.float32
-            )
+            else Linear(config.hidden_size, config.vocab_size, dtype=dtype, rngs=rngs)
         )
 
     def __call__(
@@ -149,10 +148,9 @@ class DecoderForCausalLM(nnx.Module):
 
     def logits(self, hidden: Float[Array, "*batch width"]) -> Float[Array, "*batch vocab"]:
         """float32 logits of hidden states that ``forward`` gave."""
-        if self.lm_head is not None:
-            return self.lm_head(hidden)
-        embedding = self.embed_tokens.embedding[...]
-        return jnp.einsum("...d,vd->...v", hidden, embedding, preferred_element_type=jnp.float32)
+        if self.lm_head is None:
+            return linear(hidden, self.embed_tokens.embedding[...])
+        return self.lm_head(hidden, dtype=jnp.float32)
 
     def init_cache(self, rows: int, entries: int) -> Cache:
         """An empty cache for ``rows`` sequences of up to ``entries`` tokens, in the model dtype."""

@@ -74,8 +74,8 @@ class WeightTable:
 
 
 def linear(target: str, *sources: str) -> Weight:
-    """Row of a projection's kernel; names without ``.kernel`` and ``.weight``."""
-    return Weight(f"{target}.kernel", tuple(f"{s}.weight" for s in sources), transpose=True)
+    """Row of a projection's weight; names without ``.weight``."""
+    return Weight(f"{target}.weight", tuple(f"{s}.weight" for s in sources))
 
 
 def norm(target: str, source: str) -> Weight:
