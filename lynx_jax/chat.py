@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import jinja2
 from jinja2 import nodes
@@ -148,7 +148,7 @@ def _strftime_now(form: str) -> str:
 class _GenerationBlock(Extension):
     """``{% generation %}``: marks the assistant's tokens for training; here just its content."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as an instance variable
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
