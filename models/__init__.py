@@ -1,7 +1,12 @@
 """Flax NNX model library: one file a family, named by the ``model_type`` of its config.json."""
 
 from dataclasses import dataclass
+from typing import Any, Protocol
 
+from flax import nnx
+from jax.typing import DTypeLike
+
+from lynx_jax.backends import ExpertBackend
 from lynx_jax.errors import InputError
 from lynx_jax.models.config import DecoderConfig
 from lynx_jax.models.decoder import DecoderForCausalLM
@@ -23,12 +28,20 @@ __all__ = [
 ]
 
 
+class ModelClass(Protocol):
+    """Builds a family's model; ``config`` is of the family's own class."""
+
+    def __call__(
+        self, config: Any, *, backend: ExpertBackend, dtype: DTypeLike = ..., rngs: nnx.Rngs
+    ) -> DecoderForCausalLM: ...
+
+
 @dataclass(frozen=True)
 class Family:
     """One architecture: how its config is read, its model is built and its weights are named."""
 
     config_class: type[DecoderConfig]
-    model_class: type[DecoderForCausalLM]
+    model_class: ModelClass
     weights: WeightTable
 
 

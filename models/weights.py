@@ -12,17 +12,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Weight:
-    """A parameter that stands in one stored tensor.
+    """A parameter that stands in one stored tensor of the same form.
 
     Attributes:
       target: the parameter's path in the model.
       sources: names it may have in a checkpoint; exactly one of them must be there.
-      transpose: the stored tensor is [outputs, inputs] and the parameter [inputs, outputs].
     """
 
     target: str
     sources: tuple[str, ...]
-    transpose: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,3 @@
+from lynx_jax.convert.cli import main
+
+main()

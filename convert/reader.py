@@ -1,0 +1,72 @@
+"""What reading a checkpoint means, whichever form it is stored in."""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from flax import nnx
+
+from lynx_jax.backends import get_backend
+from lynx_jax.models import Family
+from lynx_jax.models.config import DecoderConfig
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One parameter of a model as a checkpoint holds it.
+
+    Attributes:
+      path: the parameter's path in the model, such as ``"layers.0.mlp.gate.kernel"``.
+      shape: its shape; experts are stacked, [N, outputs, inputs], whatever the backend.
+      dtype: the dtype it is stored in.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Size of its data as stored."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class CheckpointReader(Protocol):
+    """Gives each parameter of a model exactly once; construction has checked that all are there."""
+
+    @property
+    def tensors(self) -> tuple[TensorInfo, ...]:
+        """Every parameter of the model, in the model's order."""
+
+    def read(self, info: TensorInfo, start: int, stop: int) -> np.ndarray:
+        """The part ``start`` to ``stop`` of a parameter's first axis, in its stored dtype.
+
+        Raises:
+          InputError: it cannot be read, or holds NaN or infinity; the tensor is named.
+        """
+
+
+def dotted(path: Iterable[object]) -> str:
+    """A parameter's path in NNX as this package writes it."""
+    return ".".join(map(str, path))
+
+
+def canonical_shapes(family: Family, config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """Path and shape of every parameter that a config asks for; computes nothing."""
+    backend = get_backend("reference")  # keeps experts stacked
+    model = nnx.eval_shape(lambda: family.model_class(config, backend=backend, rngs=nnx.Rngs(0)))
+    flat = nnx.to_flat_state(nnx.state(model))
+    return {dotted(path): tuple(variable.shape) for path, variable in flat}
+
+
+def parts(info: TensorInfo, limit: int) -> Iterator[tuple[int, int]]:
+    """Ranges along the first axis that cover a tensor in parts of at most ``limit`` bytes.
+
+    One index along the axis is the smallest part, whatever its size.
+    """
+    length = info.shape[0]
+    step = max(1, limit * length // max(1, info.nbytes))
+    for start in range(0, length, step):
+        yield start, min(start + step, length)
