@@ -1,8 +1,9 @@
 """Reading config.json, in the field names of both transformers 4 and 5."""
 
 import dataclasses
+import typing
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NoReturn, Self
 
 from lynx_jax.errors import InputError
 
@@ -26,6 +27,7 @@ class DecoderConfig:
       tie_word_embeddings: the output head is the embedding.
       num_experts: experts N of one MoE layer.
       num_experts_per_tok: experts k that a token uses.
+      hidden_act: activation of the feed-forward layers; only ``silu`` is implemented.
     """
 
     # Names that a family's config.json uses for a field, where they differ.
@@ -45,6 +47,7 @@ class DecoderConfig:
     tie_word_embeddings: bool
     num_experts: int
     num_experts_per_tok: int
+    hidden_act: str = "silu"
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Self:
@@ -58,7 +61,7 @@ class DecoderConfig:
         for field in dataclasses.fields(cls):
             name = cls.hub_names.get(field.name, field.name)
             if name in known:
-                values[field.name] = _checked(name, str(field.type), known[name])
+                values[field.name] = _checked(name, field.type, known[name])
             elif field.default is dataclasses.MISSING:
                 raise InputError(
                     f"config.json of model_type {raw.get('model_type')!r} lacks the field "
@@ -70,32 +73,40 @@ class DecoderConfig:
 
     def check(self) -> None:
         """Raise ``InputError`` if fields contradict one another."""
-        for name in (
-            "vocab_size",
-            "hidden_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "head_dim",
-            "max_position_embeddings",
-            "num_experts_per_tok",
-        ):
-            _require(getattr(self, name) >= 1, f"{name} to be at least 1", getattr(self, name))
-        _require(
+        for name in _POSITIVE:
+            require(getattr(self, name) >= 1, f"{name} to be at least 1", getattr(self, name))
+        require(
             self.num_attention_heads % self.num_key_value_heads == 0,
             f"num_attention_heads to be a multiple of num_key_value_heads "
             f"({self.num_key_value_heads})",
             self.num_attention_heads,
         )
-        _require(self.head_dim % 2 == 0, "an even head_dim", self.head_dim)
-        _require(
-            1 <= self.num_experts_per_tok <= self.num_experts,
+        require(self.head_dim % 2 == 0, "an even head_dim", self.head_dim)
+        require(
+            self.num_experts_per_tok <= self.num_experts,
             f"num_experts_per_tok from 1 to the layer's {self.num_experts} experts",
             self.num_experts_per_tok,
         )
+        window = self.sliding_window
+        require(window is None or window >= 1, "sliding_window null or at least 1", window)
+        require(self.hidden_act == "silu", "hidden_act 'silu'", repr(self.hidden_act))
 
 
-def _require(condition: bool, expected: str, got: object) -> None:
+_POSITIVE = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "num_experts",
+    "num_experts_per_tok",
+)
+
+
+def require(condition: bool, expected: str, got: object) -> None:
+    """Raise ``InputError`` for config.json unless the condition holds."""
     if not condition:
         raise InputError(f"config.json: expected {expected}, got {got}")
 
@@ -126,20 +137,18 @@ def _rope_theta(known: Mapping[str, Any]) -> float | None:
     return None if theta is None else float(theta)
 
 
-def _checked(name: str, expected: str, value: Any) -> Any:
-    """The value if it is of the type that is expected, else an error that names the field."""
-    if value is None and "None" in expected:
-        return None
-    if "tuple" in expected and isinstance(value, list):
-        return tuple(value)
-    kinds: dict[str, type | tuple[type, ...]] = {
-        "int": int,
-        "float": (int, float),
-        "bool": bool,
-        "str": str,
-    }
-    kind = kinds.get(expected.split(" ")[0])
-    wrong_bool = isinstance(value, bool) and kind is not bool
-    if kind is not None and (wrong_bool or not isinstance(value, kind)):
-        raise InputError(f"config.json: expected {name!r} as {expected}, got {value!r}")
-    return value
+def _checked(name: str, expected: Any, value: Any) -> Any:
+    """The value, a list as a tuple, if it is of the type expected; else an error with its name."""
+    if typing.get_origin(expected) is tuple:
+        matches = isinstance(value, list) and all(type(item) is int for item in value)
+        return tuple(value) if matches else _refuse(name, "a list of int", value)
+    accepted = {float: {int, float}}.get(expected, {expected, *typing.get_args(expected)})
+    return value if type(value) in accepted else _refuse(name, _type_name(expected), value)
+
+
+def _type_name(expected: Any) -> str:
+    return getattr(expected, "__name__", str(expected))
+
+
+def _refuse(name: str, expected: str, got: object) -> NoReturn:
+    raise InputError(f"config.json: expected {name!r} as {expected}, got {got!r}")

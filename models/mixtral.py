@@ -9,7 +9,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from lynx_jax.backends import ExpertBackend
-from lynx_jax.models.config import DecoderConfig
+from lynx_jax.models.config import DecoderConfig, require
 from lynx_jax.models.decoder import DecoderForCausalLM, DecoderLayer
 from lynx_jax.models.layers import Attention, SparseMoeBlock
 from lynx_jax.models.weights import DECODER_ROWS, ExpertStack, WeightTable, linear
@@ -27,6 +27,14 @@ class MixtralConfig(DecoderConfig):
     hub_names: ClassVar[Mapping[str, str]] = {"num_experts": "num_local_experts"}
 
     intermediate_size: int
+
+    def check(self) -> None:
+        super().check()
+        require(
+            self.intermediate_size >= 1,
+            "intermediate_size to be at least 1",
+            self.intermediate_size,
+        )
 
 
 class MixtralForCausalLM(DecoderForCausalLM):

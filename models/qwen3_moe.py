@@ -7,8 +7,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from lynx_jax.backends import ExpertBackend
-from lynx_jax.errors import InputError
-from lynx_jax.models.config import DecoderConfig
+from lynx_jax.models.config import DecoderConfig, require
 from lynx_jax.models.decoder import DecoderForCausalLM, DecoderLayer
 from lynx_jax.models.layers import MLP, Attention, SparseMoeBlock
 from lynx_jax.models.weights import DECODER_ROWS, ExpertStack, WeightTable, linear, norm
@@ -44,14 +43,20 @@ class Qwen3MoeConfig(DecoderConfig):
 
     def check(self) -> None:
         super().check()
-        if self.attention_bias:
-            raise InputError("config.json: expected attention_bias false for qwen3_moe, got true")
-        if self.intermediate_size < 1 and not all(map(self.is_sparse, self._layer_indices)):
-            raise InputError("config.json: dense layers need 'intermediate_size', which is missing")
-
-    @property
-    def _layer_indices(self) -> range:
-        return range(self.num_hidden_layers)
+        require(not self.attention_bias, "attention_bias false for qwen3_moe", True)
+        require(
+            self.moe_intermediate_size >= 1,
+            "moe_intermediate_size to be at least 1",
+            self.moe_intermediate_size,
+        )
+        step = self.decoder_sparse_step
+        require(step >= 1, "decoder_sparse_step to be at least 1", step)
+        dense = not all(map(self.is_sparse, range(self.num_hidden_layers)))
+        require(
+            self.intermediate_size >= 1 or not dense,
+            "intermediate_size of at least 1, for the dense layers",
+            self.intermediate_size,
+        )
 
     def is_sparse(self, layer: int) -> bool:
         """Whether the layer of this index is a mixture."""
