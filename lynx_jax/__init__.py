@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lynx_jax.errors import InputError as InputError
+    from lynx_jax.loading import LoadedModel as LoadedModel
+    from lynx_jax.loading import load as load
     from lynx_jax.policies import OEA as OEA
     from lynx_jax.policies import Lynx as Lynx
     from lynx_jax.policies import TopK as TopK
@@ -16,10 +18,12 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "InputError": "lynx_jax.errors",
+    "LoadedModel": "lynx_jax.loading",
     "Lynx": "lynx_jax.policies",
     "OEA": "lynx_jax.policies",
     "TopK": "lynx_jax.policies",
     "XShare": "lynx_jax.policies",
+    "load": "lynx_jax.loading",
     "parse_policy": "lynx_jax.policy_spec",
 }
 
