@@ -66,7 +66,9 @@ class Engine:
         lookahead: bool = True,
     ) -> None:
         flags = SamplingFlags() if flags is None else flags
+        self.slots = slots
         self.max_len = max_len
+        self.flags = flags
         self.lookahead = lookahead
         self._vocab_size = vocab_size
         self._settings = Settings(policy, tuple(sorted(set(eos_token_ids))), flags)

@@ -1,6 +1,7 @@
 """Small tokenizers of the two kinds that the model families use."""
 
 import json
+import string
 from pathlib import Path
 
 import pytest
@@ -31,12 +32,16 @@ def byte_level_backend() -> tokenizers.Tokenizer:
     return backend
 
 
-def byte_fallback_backend() -> tokenizers.Tokenizer:
-    """SentencePiece-like BPE as Mixtral's: word starts marked, rare characters as byte tokens."""
-    words = ["▁", "▁the", "▁quick", "▁fox", "s", "t", "o", "p", "▁stop", ".", "a", "é", "n", "\n"]
-    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2}
-    vocab |= {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
-    vocab |= {word: 259 + index for index, word in enumerate(words)}
+def byte_fallback_backend(*, with_bytes: bool = True) -> tokenizers.Tokenizer:
+    """SentencePiece-like BPE as Mixtral's: word starts marked, rare characters as byte tokens.
+
+    Without byte tokens every sequence of ids is valid text.
+    """
+    letters = [*"stopané.\n"] if with_bytes else [*string.ascii_letters, *string.punctuation]
+    words = ["▁", "▁the", "▁quick", "▁fox", "▁stop", *letters]
+    byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)] if with_bytes else []
+    tokens = ["<unk>", "<s>", "</s>", *byte_tokens, *words]
+    vocab = {token: index for index, token in enumerate(tokens)}
     backend = tokenizers.Tokenizer(
         models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True, fuse_unk=True)
     )
@@ -66,6 +71,12 @@ def byte_level() -> Tokenizer:
 @pytest.fixture(scope="session")
 def byte_fallback() -> Tokenizer:
     return Tokenizer(byte_fallback_backend(), {"bos_token": "<s>", "eos_token": "</s>"})
+
+
+@pytest.fixture(scope="session")
+def letters() -> Tokenizer:
+    backend = byte_fallback_backend(with_bytes=False)
+    return Tokenizer(backend, {"bos_token": "<s>", "eos_token": "</s>"})
 
 
 @pytest.fixture
