@@ -155,7 +155,8 @@ class _Job:
         done = 0
         self.progress(stage, done, total)
         for info in reader.tensors:
-            for start, stop in parts(info, GROUP_BYTES):
+            itemsize = max(info.dtype.itemsize, self._dtype_of(info).itemsize)
+            for start, stop in parts(info, info.shape[-1] * itemsize, GROUP_BYTES):
                 part = reader.read(info, start, stop)
                 done += part.nbytes
                 yield info, start, stop, cast(part, self._dtype_of(info), info.path)

@@ -54,7 +54,7 @@ class ConvertedReader:
         ]
         if [(part.start, part.stop) for part in found] == [(start, stop)]:
             return self._read_part(info, found[0])
-        out = np.empty((stop - start, *info.shape[1:]), info.dtype)
+        out = np.empty((stop - start, info.shape[-1]), info.dtype)
         for part in found:
             first, last = max(part.start, start), min(part.stop, stop)
             source = self._read_part(info, part)[first - part.start : last - part.start]
@@ -70,7 +70,7 @@ class ConvertedReader:
                     require_finite(tensor, path)
             self._group = (part.group, tensors)
         found = self._group[1].get(info.path)
-        shape = (part.stop - part.start, *info.shape[1:])
+        shape = (part.stop - part.start, info.shape[-1])
         if found is None or found.shape != shape or found.dtype != info.dtype:
             raise InputError(
                 f"{self._folder}: group {part.group} does not hold {info.path} as "
@@ -107,7 +107,7 @@ class GroupWriter:
         self.tensors: dict[str, ManifestTensor] = {}
 
     def add(self, info: TensorInfo, start: int, stop: int, part: np.ndarray) -> None:
-        """Take the part ``start`` to ``stop`` of a tensor; parts come in order."""
+        """Take rows ``start`` to ``stop`` of a tensor; they come in order."""
         if info.path in self._pending or self._size + part.nbytes > GROUP_BYTES:
             self.flush()
         self._pending[info.path] = part

@@ -1,6 +1,7 @@
 """manifest.json of a converted folder: which tensors it holds, and in which Orbax checkpoint."""
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -16,12 +17,12 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class Part:
-    """A range of a tensor, stored in one group under the tensor's path.
+    """Rows of a tensor, stored in one group under the tensor's path as [stop - start, width].
 
     Attributes:
       group: name of the group.
-      start: first index along the tensor's first axis.
-      stop: index after the last.
+      start: the first row; a row runs along the tensor's last axis.
+      stop: the row after the last.
     """
 
     group: str
@@ -31,7 +32,7 @@ class Part:
 
 @dataclass(frozen=True)
 class ManifestTensor:
-    """One parameter: canonical shape, dtype name, and the parts that make it up, in order."""
+    """One parameter: shape, dtype name, and the parts that make it up, in order."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -113,6 +114,7 @@ def _tensor(raw: dict[str, Any]) -> ManifestTensor:
         if part.start != end or part.stop <= part.start:
             raise ValueError(f"parts {part.start}:{part.stop} after {end}")
         end = part.stop
-    if end != tensor.shape[0]:
-        raise ValueError(f"parts end at {end} of {tensor.shape[0]}")
+    num_rows = math.prod(tensor.shape[:-1])
+    if end != num_rows:
+        raise ValueError(f"parts end at row {end} of {num_rows}")
     return tensor

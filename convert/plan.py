@@ -22,40 +22,26 @@ class Source(Protocol):
         """The dtype it is stored in."""
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """The part ``start`` to ``stop`` along the first axis."""
+        """Rows ``start`` to ``stop``, [stop - start, width]."""
 
 
 @dataclass(frozen=True)
-class WholeTensor:
-    """A parameter that is one stored tensor."""
+class StoredBlocks:
+    """A parameter whose rows are those of stored tensors, one after another."""
 
-    tensor: StoredTensor
+    blocks: tuple[StoredTensor, ...]
     dtype: np.dtype
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """See ``Source.read``."""
-        out = np.empty((stop - start, *self.tensor.shape[1:]), self.dtype)
-        self.tensor.read(start, stop, out)
-        return out
-
-
-@dataclass(frozen=True)
-class StackedExperts:
-    """A parameter [N, rows, columns] put together from the tensors of each expert."""
-
-    experts: tuple[tuple[StoredTensor, ...], ...]
-    dtype: np.dtype
-
-    def read(self, start: int, stop: int) -> np.ndarray:
-        """See ``Source.read``."""
-        blocks = self.experts[0]
-        rows = sum(block.shape[0] for block in blocks)
-        out = np.empty((stop - start, rows, blocks[0].shape[1]), self.dtype)
-        for target, stored in zip(out, self.experts[start:stop], strict=True):
-            row = 0
-            for block in stored:
-                block.read(0, block.shape[0], target[row : row + block.shape[0]])
-                row += block.shape[0]
+        out = np.empty((stop - start, self.blocks[0].shape[-1]), self.dtype)
+        first = 0
+        for block in self.blocks:
+            low, high = max(start - first, 0), min(stop - first, block.num_rows)
+            if low < high:
+                at = first + low - start
+                block.read(low, high, out[at : at + high - low])
+            first += block.num_rows
         return out
 
 
@@ -71,17 +57,18 @@ class _Matching:
         if isinstance(row, Weight):
             names = [_named(name, layer) for name in row.sources]
             name = next((name for name in names if name in self.left), names[0])
-            return self._whole(name, shape)
+            return self._together([name], shape)
         fused = _named(row.fused, layer)
         blocks = [
-            [_named(name, layer, str(expert)) for name in row.per_expert]
+            _named(name, layer, str(expert))
             for expert in range(shape[0])
+            for name in row.per_expert
         ]
         if fused in self.left:
-            return self._whole(fused, shape)
-        if any(name in self.left for names in blocks for name in names):
-            return self._stacked(blocks, (shape[1] // len(row.per_expert), shape[2]))
-        self.problems.missing.append(f"{fused} or {blocks[0][0]} and so on")
+            return self._together([fused], shape)
+        if any(name in self.left for name in blocks):
+            return self._together(blocks, (shape[1] // len(row.per_expert), shape[2]))
+        self.problems.missing.append(f"{fused} or {blocks[0]} and so on")
         return None
 
     def drop_tied_head(self, table: WeightTable, embedding: StoredTensor | None) -> None:
@@ -90,23 +77,16 @@ class _Matching:
         if head is not None and embedding is not None and _same_data(head, embedding):
             del self.left[head.name]
 
-    def _stacked(self, blocks: list[list[str]], shape: tuple[int, ...]) -> Source | None:
-        found = [[self._take(name, shape) for name in names] for names in blocks]
-        complete = [tuple(t for t in stored if t is not None) for stored in found]
-        if [len(stored) for stored in complete] != [len(names) for names in blocks]:
-            return None
-        codes = sorted({tensor.code for stored in complete for tensor in stored})
+    def _together(self, names: list[str], shape: tuple[int, ...]) -> Source | None:
+        """The stored tensors of these names, each of this shape, as one source."""
+        found = [self._take(name, shape) for name in names]
+        blocks = tuple(tensor for tensor in found if tensor is not None)
+        codes = sorted({tensor.code for tensor in blocks})
         if len(codes) > 1:
-            self.problems.dtypes.append(f"{blocks[0][0]} and so on mix {' and '.join(codes)}")
+            self.problems.dtypes.append(f"{names[0]} and so on mix {' and '.join(codes)}")
+        if len(blocks) < len(names) or len(codes) > 1 or blocks[0].dtype is None:
             return None
-        dtype = complete[0][0].dtype
-        return None if dtype is None else StackedExperts(tuple(complete), dtype)
-
-    def _whole(self, name: str, shape: tuple[int, ...]) -> Source | None:
-        tensor = self._take(name, shape)
-        if tensor is None or tensor.dtype is None:
-            return None
-        return WholeTensor(tensor, tensor.dtype)
+        return StoredBlocks(blocks, blocks[0].dtype)
 
     def _take(self, name: str, shape: tuple[int, ...]) -> StoredTensor | None:
         """The stored tensor of a name if it is there and of the expected shape."""
@@ -164,14 +144,12 @@ def _explained(name: str, table: WeightTable, shapes: Mapping[str, tuple[int, ..
 
 def _same_data(a: StoredTensor, b: StoredTensor) -> bool:
     """Whether two stored tensors are equal bit for bit; reads them in parts."""
-    if a.dtype is None or (a.code, a.shape) != (b.code, b.shape):
+    if a.dtype is None or len(a.shape) != 2 or (a.code, a.shape) != (b.code, b.shape):
         return False
-    step = max(1, _COMPARED // max(1, a.row_bytes))
-    for start in range(0, a.shape[0], step):
-        stop = min(start + step, a.shape[0])
-        parts = [np.empty((stop - start, *a.shape[1:]), a.dtype) for _ in range(2)]
-        a.read(start, stop, parts[0])
-        b.read(start, stop, parts[1])
+    step = max(1, _COMPARED // max(1, a.shape[-1] * a.dtype.itemsize))
+    for start in range(0, a.num_rows, step):
+        stop = min(start + step, a.num_rows)
+        parts = [StoredBlocks((tensor,), a.dtype).read(start, stop) for tensor in (a, b)]
         if not np.array_equal(bits(parts[0]), bits(parts[1])):
             return False
     return True

@@ -28,6 +28,11 @@ class TensorInfo:
     dtype: np.dtype
 
     @property
+    def num_rows(self) -> int:
+        """How many rows it has; a row runs along the last axis."""
+        return math.prod(self.shape[:-1])
+
+    @property
     def nbytes(self) -> int:
         """Size of its data as stored."""
         return math.prod(self.shape) * self.dtype.itemsize
@@ -41,7 +46,7 @@ class CheckpointReader(Protocol):
         """Every parameter of the model, in the model's order."""
 
     def read(self, info: TensorInfo, start: int, stop: int) -> np.ndarray:
-        """The part ``start`` to ``stop`` of a parameter's first axis, in its stored dtype.
+        """Rows ``start`` to ``stop`` of a parameter, [stop - start, width], in its stored dtype.
 
         Raises:
           InputError: it cannot be read, or holds NaN or infinity; the tensor is named.
@@ -61,12 +66,8 @@ def canonical_shapes(family: Family, config: DecoderConfig) -> dict[str, tuple[i
     return {dotted(path): tuple(variable.shape) for path, variable in flat}
 
 
-def parts(info: TensorInfo, limit: int) -> Iterator[tuple[int, int]]:
-    """Ranges along the first axis that cover a tensor in parts of at most ``limit`` bytes.
-
-    One index along the axis is the smallest part, whatever its size.
-    """
-    length = info.shape[0]
-    step = max(1, limit * length // max(1, info.nbytes))
-    for start in range(0, length, step):
-        yield start, min(start + step, length)
+def parts(info: TensorInfo, row_bytes: int, limit: int) -> Iterator[tuple[int, int]]:
+    """Ranges of rows that cover a tensor, each of at most ``limit`` bytes (but at least a row)."""
+    step = max(1, limit // max(1, row_bytes))
+    for start in range(0, info.num_rows, step):
+        yield start, min(start + step, info.num_rows)

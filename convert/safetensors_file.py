@@ -53,21 +53,23 @@ class StoredTensor:
         return None if name is None else DTYPES[name]
 
     @property
-    def row_bytes(self) -> int:
-        """Size of one index of the first axis."""
-        return math.prod(self.shape[1:]) * _BITS[self.code] // 8
+    def num_rows(self) -> int:
+        """How many rows it has; a row runs along the last axis."""
+        return math.prod(self.shape[:-1])
 
     def read(self, start: int, stop: int, out: np.ndarray) -> None:
-        """Read rows ``start`` to ``stop`` into the contiguous array ``out`` of the same dtype.
+        """Read rows ``start`` to ``stop`` into ``out`` [stop - start, width] of the same dtype.
 
         Raises:
           InputError: the file cannot be read, or holds NaN or infinity there.
         """
         buffer = memoryview(out.reshape(-1).view(np.uint8))
-        assert len(buffer) == self.row_bytes * (stop - start)
+        row_bytes = self.shape[-1] * out.itemsize
+        assert out.flags.c_contiguous
+        assert len(buffer) == row_bytes * (stop - start)
         try:
             with open(self.file, "rb", buffering=0) as file:
-                _read_fully(file.fileno(), buffer, self.offset + start * self.row_bytes)
+                _read_fully(file.fileno(), buffer, self.offset + start * row_bytes)
         except OSError as e:
             raise InputError(f"{self.file}: cannot be read ({e.strerror or e})") from e
         require_finite(out, self.name)

@@ -89,11 +89,12 @@ def load_model(
     arrays: dict[str, jax.Array] = {}
     for info in checkpoint.reader.tensors:
         if info.path in wanted:
-            stored = checkpoint.reader.read(info, 0, info.shape[0])
-            arrays[info.path] = _on_device(stored, info, target)
+            stored = checkpoint.reader.read(info, 0, info.num_rows)
+            arrays[info.path] = _on_device(stored.reshape(info.shape), info, target)
             continue
+        rows = info.shape[1]
         for expert in range(info.shape[0]):  # the backend wants an array an expert
-            stored = checkpoint.reader.read(info, expert, expert + 1)[0]
+            stored = checkpoint.reader.read(info, expert * rows, (expert + 1) * rows)
             arrays[f"{info.path}.{expert}"] = _on_device(stored, info, target)
     return _filled(model, arrays)
 
