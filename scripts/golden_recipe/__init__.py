@@ -1,0 +1,1 @@
+"""What ``make_golden.py`` builds: checkpoints, the reference's numbers, tokenizers."""

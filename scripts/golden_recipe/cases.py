@@ -1,0 +1,188 @@
+"""The tiny checkpoints and the cases that are made of them.
+
+In each checkpoint all dimensions differ from one another, so that none can be taken for another:
+vocabulary, hidden size, heads x head_dim, key-value heads x head_dim, I, 2I, N, k, layers.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+ROWS, TOKENS = 5, 18
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A folder that transformers saves.
+
+    Attributes:
+      name: the folder.
+      config_class: name of the transformers config class.
+      config: its arguments.
+      seed_name: checkpoints with one seed name hold the same weights.
+      tokenizer: which tokenizer stands in the folder.
+      fused: save the experts stacked, as transformers 5 holds them, not in the published layout.
+      bfloat16: save in bfloat16, else in float32.
+      max_shard_size: passed to ``save_pretrained``.
+    """
+
+    name: str
+    config_class: str
+    config: Mapping[str, Any]
+    seed_name: str
+    tokenizer: str
+    fused: bool = False
+    bfloat16: bool = False
+    max_shard_size: str = "50GB"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A checkpoint, read with its own config.json or a changed one, and the numbers expected.
+
+    Attributes:
+      name: the case.
+      folder: the checkpoint's folder.
+      expected: which file of outputs holds; several cases may share one.
+      change: makes the case's config.json out of the checkpoint's, in place; None for its own.
+    """
+
+    name: str
+    folder: str
+    expected: str
+    change: Callable[[dict[str, Any]], None] | None = field(default=None)
+
+
+def _rope(theta: float) -> dict[str, Any]:
+    return {"rope_type": "default", "rope_theta": theta}
+
+
+_MIXTRAL = {
+    "vocab_size": 307,
+    "hidden_size": 44,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "head_dim": 10,
+    "intermediate_size": 26,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 96,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": _rope(1e6),
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+_QWEN3 = {
+    "vocab_size": 311,
+    "hidden_size": 36,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 10,
+    "intermediate_size": 50,
+    "moe_intermediate_size": 14,
+    "num_experts": 12,
+    "num_experts_per_tok": 3,
+    "norm_topk_prob": True,
+    "max_position_embeddings": 96,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": _rope(1e6),
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+# Layers 1 and 5 are sparse: every second one, and 3 is excepted.
+_QWEN3_DENSE = _QWEN3 | {
+    "vocab_size": 313,
+    "hidden_size": 32,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "head_dim": 12,
+    "num_experts": 10,
+    "decoder_sparse_step": 2,
+    "mlp_only_layers": [3],
+    "tie_word_embeddings": True,
+    "rope_parameters": _rope(5e5),
+}
+
+_QWEN3_60 = _QWEN3 | {
+    "vocab_size": 317,
+    "hidden_size": 24,
+    "num_hidden_layers": 3,
+    "head_dim": 8,
+    "moe_intermediate_size": 7,
+    "num_experts": 60,
+    "num_experts_per_tok": 4,
+    "rope_parameters": _rope(1e4),
+}
+
+
+def _mixtral(name: str, **saved: Any) -> Checkpoint:
+    return Checkpoint(name, "MixtralConfig", _MIXTRAL, "mixtral", "byte_fallback", **saved)
+
+
+def _qwen3(name: str, config: Mapping[str, Any], seed_name: str, **saved: Any) -> Checkpoint:
+    return Checkpoint(name, "Qwen3MoeConfig", config, seed_name, "byte_level", **saved)
+
+
+CHECKPOINTS = (
+    _mixtral("mixtral"),
+    _mixtral("mixtral_fused", fused=True),
+    _mixtral("mixtral_bf16", bfloat16=True),
+    _qwen3("qwen3_moe", _QWEN3, "qwen3_moe", max_shard_size="180KB"),
+    _qwen3("qwen3_moe_fused", _QWEN3, "qwen3_moe", fused=True),
+    _qwen3("qwen3_moe_dense", _QWEN3_DENSE, "qwen3_moe_dense"),
+    _qwen3("qwen3_moe_60", _QWEN3_60, "qwen3_moe_60"),
+)
+
+
+def _old_fields(config: dict[str, Any]) -> None:
+    """The form of transformers 4: rope_theta and torch_dtype."""
+    config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
+    config["torch_dtype"] = config.pop("dtype")
+    config["transformers_version"] = "4.51.0"
+
+
+def _old_mixtral(config: dict[str, Any]) -> None:
+    _old_fields(config)
+    config["sliding_window"] = None
+
+
+def _old_qwen3(config: dict[str, Any]) -> None:
+    """As published: a window that is not in use, and an explicit absence of rope scaling.
+
+    Transformers 5 writes ``num_local_experts``, where the published files have ``num_experts``.
+    """
+    _old_fields(config)
+    config["num_experts"] = config.pop("num_local_experts")
+    config |= {
+        "rope_scaling": None,
+        "sliding_window": 4,
+        "use_sliding_window": False,
+        "max_window_layers": 4,
+    }
+
+
+def _short_window(config: dict[str, Any]) -> None:
+    config["sliding_window"] = 7
+
+
+def _unnormalized(config: dict[str, Any]) -> None:
+    config["norm_topk_prob"] = False
+
+
+CASES = (
+    Case("mixtral", "mixtral", "mixtral"),
+    Case("mixtral_fused", "mixtral_fused", "mixtral"),
+    Case("mixtral_old_config", "mixtral", "mixtral", _old_mixtral),
+    Case("mixtral_window", "mixtral", "mixtral_window", _short_window),
+    Case("mixtral_bf16", "mixtral_bf16", "mixtral_bf16"),
+    Case("qwen3_moe", "qwen3_moe", "qwen3_moe"),
+    Case("qwen3_moe_fused", "qwen3_moe_fused", "qwen3_moe"),
+    Case("qwen3_moe_old_config", "qwen3_moe", "qwen3_moe", _old_qwen3),
+    Case("qwen3_moe_unnormalized", "qwen3_moe", "qwen3_moe_unnormalized", _unnormalized),
+    Case("qwen3_moe_dense", "qwen3_moe_dense", "qwen3_moe_dense"),
+    Case("qwen3_moe_60", "qwen3_moe_60", "qwen3_moe_60"),
+)

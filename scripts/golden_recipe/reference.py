@@ -1,0 +1,92 @@
+"""Random models of the transformers library, and what they compute in float32."""
+
+import math
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+
+from golden_recipe.cases import ROWS, TOKENS, Checkpoint
+
+# Small, so that the epsilon of the first norm tells; a tied embedding is also the output head.
+_EMBEDDING, _TIED_EMBEDDING = 0.02, 0.15
+# Router logits spread as a trained model's do, so that choices are far from ties.
+_ROUTER_GAIN = 2.0
+
+
+def save_checkpoint(checkpoint: Checkpoint, folder: Path) -> None:
+    """Save a model with random weights as transformers does."""
+    config = getattr(transformers, checkpoint.config_class)(**checkpoint.config)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    _randomize(model, checkpoint.seed_name, tied=config.tie_word_embeddings)
+    model = model.to(torch.bfloat16 if checkpoint.bfloat16 else torch.float32)
+    if config.pad_token_id is not None:  # as Qwen3 is published: padding ends a text, too
+        model.generation_config.eos_token_id = [config.eos_token_id, config.pad_token_id]
+    model.save_pretrained(
+        folder,
+        max_shard_size=checkpoint.max_shard_size,
+        save_original_format=not checkpoint.fused,
+    )
+
+
+def expected_outputs(folder: Path) -> dict[str, np.ndarray]:
+    """What the model of a folder computes for random ids.
+
+    Returns:
+      ``input_ids`` [rows, tokens] int32, ``logits`` [rows, tokens, vocab]; for every layer i
+      ``hidden.i`` [rows, tokens, width], the stream behind it; for every sparse layer also
+      ``router_logits.i`` [rows, tokens, experts], ``expert_ids.i`` int32 and ``expert_weights.i``
+      [rows, tokens, k]. All others float32.
+    """
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=torch.float32,
+        attn_implementation="eager",
+        experts_implementation="eager",
+    ).eval()
+    random = np.random.default_rng(0)
+    ids = random.integers(0, model.config.vocab_size, (ROWS, TOKENS))
+    found: dict[str, torch.Tensor] = {}
+    for index, layer in enumerate(model.model.layers):
+        layer.register_forward_hook(_keeper(found, f"hidden.{index}"))
+        if hasattr(layer.mlp, "experts"):
+            layer.mlp.gate.register_forward_hook(
+                _keeper(
+                    found,
+                    f"router_logits.{index}",
+                    f"expert_weights.{index}",
+                    f"expert_ids.{index}",
+                )
+            )
+    with torch.no_grad():
+        found["logits"] = model(torch.from_numpy(ids)).logits
+    outputs = {name: _numpy(x).reshape(ROWS, TOKENS, -1) for name, x in found.items()}
+    return {"input_ids": ids.astype(np.int32), **outputs}
+
+
+def _randomize(model: torch.nn.Module, seed_name: str, *, tied: bool) -> None:
+    for name, parameter in model.named_parameters():
+        random = np.random.default_rng([zlib.crc32(seed_name.encode()), zlib.crc32(name.encode())])
+        noise = random.standard_normal(tuple(parameter.shape), np.float32)
+        if parameter.ndim == 1:  # a norm
+            noise = 1 + 0.2 * noise
+        elif "embed_tokens" in name:
+            noise *= _TIED_EMBEDDING if tied else _EMBEDDING
+        else:
+            gain = _ROUTER_GAIN if name.endswith("mlp.gate.weight") else 1.0
+            noise *= gain / math.sqrt(parameter.shape[-1])
+        parameter.data.copy_(torch.from_numpy(noise))
+
+
+def _keeper(found: dict[str, torch.Tensor], *names: str):
+    def keep(_module, _arguments, output):
+        outputs = output if isinstance(output, tuple) else (output,)
+        found.update(zip(names, outputs, strict=True))
+
+    return keep
+
+
+def _numpy(x: torch.Tensor) -> np.ndarray:
+    return x.numpy().astype(np.int32 if x.dtype == torch.int64 else np.float32)

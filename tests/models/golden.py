@@ -1,0 +1,99 @@
+"""The reference checkpoints of tests/golden, and our models run on them layer by layer."""
+
+import functools
+import json
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from safetensors.numpy import load_file
+
+import lynx_jax
+from lynx_jax.loading import LoadedModel
+from lynx_jax.models.decoder import DecoderForCausalLM
+from lynx_jax.models.layers import LayerRouting
+from lynx_jax.policies import TopK
+from lynx_jax.routing import Phase
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+CASES = {case["name"]: case for case in json.loads((GOLDEN / "manifest.json").read_text())["cases"]}
+
+
+@dataclass(frozen=True)
+class FullPass:
+    """One pass over whole sequences.
+
+    Attributes:
+      hidden: the stream behind each layer, [rows, tokens, width].
+      routings: by layer; only sparse layers are in it.
+      logits: [rows, tokens, vocab].
+    """
+
+    hidden: list[jax.Array]
+    routings: dict[int, LayerRouting]
+    logits: jax.Array
+
+
+@functools.cache
+def expected(case: str) -> dict[str, np.ndarray]:
+    """What the reference computes."""
+    return load_file(GOLDEN / CASES[case]["expected"])
+
+
+@functools.cache
+def load(case: str, backend: str) -> LoadedModel:
+    """The case's checkpoint in float32, with the config.json of the case."""
+    folder = GOLDEN / CASES[case]["folder"]
+    if CASES[case]["config"] is None:
+        return lynx_jax.load(folder, backend=backend, dtype="float32")
+    with tempfile.TemporaryDirectory() as name:
+        changed = shutil.copytree(folder, Path(name) / "checkpoint")
+        shutil.copy(GOLDEN / CASES[case]["config"], changed / "config.json")
+        return lynx_jax.load(changed, backend=backend, dtype="float32")
+
+
+def full_pass(model: DecoderForCausalLM, ids: np.ndarray, live: np.ndarray | None = None):
+    """Run whole sequences in prefill; ``live`` is False at padding."""
+    hidden, routings, logits = _full_pass(
+        model, ids, np.ones(ids.shape, bool) if live is None else live
+    )
+    sparse = {i: routing for i, routing in enumerate(routings) if routing is not None}
+    return FullPass(hidden, sparse, logits)
+
+
+@nnx.jit
+def _full_pass(model, ids, live):
+    positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
+    x = model.embed_tokens(ids)
+    hidden, routings = [], []
+    for layer in model.layers:
+        x, _, routing = layer(x, positions, live, None, phase=Phase.PREFILL, policy=TopK())
+        hidden.append(x)
+        routings.append(routing)
+    return hidden, routings, model(ids, live=live)
+
+
+@nnx.jit
+def decode(model, ids, live):
+    """Logits [rows, tokens, vocab] of feeding ``ids`` token by token through the cache."""
+    rows, length = ids.shape
+
+    def step(cache, inputs):
+        tokens, position = inputs
+        hidden, cache, _ = model.forward(
+            tokens[:, None],
+            jnp.full((rows, 1), position),
+            live[:, None],
+            cache,
+            phase=Phase.DECODE,
+            policy=TopK(),
+        )
+        return cache, model.logits(hidden[:, 0])
+
+    _, logits = jax.lax.scan(step, model.init_cache(rows, length + 3), (ids.T, jnp.arange(length)))
+    return logits.swapaxes(0, 1)
