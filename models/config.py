@@ -30,8 +30,8 @@ class DecoderConfig:
       hidden_act: activation of the feed-forward layers; only ``silu`` is implemented.
     """
 
-    # Names that a family's config.json uses for a field, where they differ.
-    hub_names: ClassVar[Mapping[str, str]] = {}
+    # Names that a family's config.json may use for a field, where they differ; published one first.
+    hub_names: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     model_type: str
     vocab_size: int
@@ -59,7 +59,8 @@ class DecoderConfig:
         known = _normalise(raw)
         values = {}
         for field in dataclasses.fields(cls):
-            name = cls.hub_names.get(field.name, field.name)
+            names = cls.hub_names.get(field.name, (field.name,))
+            name = next((name for name in names if name in known), names[0])
             if name in known:
                 values[field.name] = _checked(name, field.type, known[name])
             elif field.default is dataclasses.MISSING:

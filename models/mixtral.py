@@ -24,7 +24,7 @@ class MixtralConfig(DecoderConfig):
       intermediate_size: width F of one expert.
     """
 
-    hub_names: ClassVar[Mapping[str, str]] = {"num_experts": "num_local_experts"}
+    hub_names: ClassVar[Mapping[str, tuple[str, ...]]] = {"num_experts": ("num_local_experts",)}
 
     intermediate_size: int
 

@@ -1,6 +1,8 @@
 """Qwen3-MoE (arXiv 2505.09388): per-head query and key norms, some layers may be dense."""
 
 import dataclasses
+from collections.abc import Mapping
+from typing import ClassVar
 
 import jax.numpy as jnp
 from flax import nnx
@@ -28,6 +30,11 @@ class Qwen3MoeConfig(DecoderConfig):
       use_sliding_window: whether sliding_window is in force.
       attention_bias: must be false; the published models have none.
     """
+
+    # Transformers 5 saves the published num_experts under Mixtral's name.
+    hub_names: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "num_experts": ("num_experts", "num_local_experts")
+    }
 
     moe_intermediate_size: int
     norm_topk_prob: bool

@@ -60,6 +60,11 @@ def test_qwen3_sliding_window_only_when_in_use():
     assert Qwen3MoeConfig.from_dict({**window, "use_sliding_window": True}).sliding_window == 32
 
 
+def test_qwen3_number_of_experts_under_either_name():
+    raw = {**without(QWEN3, "num_experts"), "num_local_experts": 12}
+    assert Qwen3MoeConfig.from_dict(raw) == Qwen3MoeConfig.from_dict(QWEN3)
+
+
 def test_qwen3_layer_pattern():
     raw = {**QWEN3, "num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]}
     config = Qwen3MoeConfig.from_dict(raw)
