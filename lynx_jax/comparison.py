@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from lynx_jax.generation import GenerationBatch, GenerationResult, Generator, Prompt
+from lynx_jax.generation import GenerationBatch, GenerationResult, Generator
 from lynx_jax.loading import LoadedModel
 from lynx_jax.policies import Policy
+from lynx_jax.prompts import Prompt
 from lynx_jax.requests import SamplingParams
 
 

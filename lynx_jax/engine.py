@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -115,15 +116,15 @@ class Engine:
 
         Returns an event for each token that was read, in the order of the slots.
         """
-        if self._scheduler.can_admit:
+        if self._scheduler.can_admit():
             events = []
             while self._in_flight:
                 events += self._read(self._in_flight.popleft())
-            while self._scheduler.can_admit:
+            while self._scheduler.can_admit():
                 events.append(self._admit())
             return events
         ahead = 0
-        if self._scheduler.wants_step:
+        if self._scheduler.wants_step():
             self._dispatch()
             ahead = int(self.lookahead)
         if len(self._in_flight) > ahead:
@@ -152,7 +153,7 @@ class Engine:
                 prompt = _prompt(_NOTHING, 0, bucket)
                 self._state, _ = self._prefill[bucket](self._weights, self._state, prompt)
             self._state, _ = decode(self._weights, self._state)
-            jax.block_until_ready(release(self._state.live, self._state.live))
+            release(self._state.live, self._state.live).block_until_ready()
 
     def take_stats(self) -> Stats:
         """Summary of what was measured since the last call; measuring starts anew."""
@@ -209,7 +210,9 @@ class Engine:
         now = time.perf_counter()
         rows = int(outputs.was_live.sum())
         if rows:
-            self._recorder.step(now - self._clock, rows, outputs.experts, outputs.topk_experts)
+            self._recorder.step(
+                now - self._clock, rows, outputs.experts.tolist(), outputs.topk_experts.tolist()
+            )
         self._clock = now
         events = []
         for slot in np.flatnonzero(outputs.was_live).tolist():
@@ -254,30 +257,34 @@ class Engine:
 
 
 def _prompt(request: Request, slot: int, bucket: int) -> Prompt:
-    """A request as arrays of the host, its tokens filled up to the bucket's length."""
-    tokens = np.zeros(bucket, np.int32)
-    tokens[: len(request.prompt_ids)] = request.prompt_ids
+    """A request as arrays, its tokens filled up to the bucket's length."""
+    ids = request.prompt_ids
     return Prompt(
-        tokens=tokens,
-        length=np.int32(len(request.prompt_ids)),
-        slot=np.int32(slot),
-        remaining=np.int32(request.max_new_tokens),
-        ignore_eos=np.bool_(request.ignore_eos),
+        tokens=_array([*ids, *[0] * (bucket - len(ids))], np.int32),
+        length=_array(len(ids), np.int32),
+        slot=_array(slot, np.int32),
+        remaining=_array(request.max_new_tokens, np.int32),
+        ignore_eos=_array(request.ignore_eos, np.bool_),
         sampling=_sampling_row(request.sampling),
     )
 
 
 def _sampling_row(params: SamplingParams) -> SamplingRows:
     return SamplingRows(
-        temperature=np.float32(params.temperature),
-        top_k=np.int32(params.top_k),
-        top_p=np.float32(params.top_p),
-        min_p=np.float32(params.min_p),
-        repetition_penalty=np.float32(params.repetition_penalty),
-        seed=np.uint32(params.seed),
-        step=np.int32(0),
+        temperature=_array(params.temperature, np.float32),
+        top_k=_array(params.top_k, np.int32),
+        top_p=_array(params.top_p, np.float32),
+        min_p=_array(params.min_p, np.float32),
+        repetition_penalty=_array(params.repetition_penalty, np.float32),
+        seed=_array(params.seed, np.uint32),
+        step=_array(0, np.int32),
         seen=None,
     )
+
+
+def _array(value: float | list[int], dtype: type[np.generic]) -> jax.Array:
+    """A device array, made without compiling anything."""
+    return jnp.asarray(np.array(value, dtype))
 
 
 # Warms a prefill program up: it may sample one token only, so no row comes to life.

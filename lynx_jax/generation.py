@@ -4,7 +4,7 @@ import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from lynx_jax.chat import Message
 from lynx_jax.detokenize import TextStream
@@ -299,9 +299,7 @@ def _encode(loaded: LoadedModel, prompt: Prompt, number: int) -> list[int]:
     return ids
 
 
-def _checked_ids(prompt: object, number: int) -> list[int]:
-    if not isinstance(prompt, Sequence):
-        prompt = [prompt]
+def _checked_ids(prompt: Any, number: int) -> list[int]:
     try:
         return [operator.index(id_) for id_ in prompt]
     except TypeError:

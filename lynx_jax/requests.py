@@ -121,12 +121,10 @@ class Scheduler:
         """Whether any request waits or runs."""
         return bool(self._waiting) or any(self._slots)
 
-    @property
     def can_admit(self) -> bool:
         """Whether a request waits and a slot is free."""
         return bool(self._waiting) and None in self._slots
 
-    @property
     def wants_step(self) -> bool:
         """Whether any running request may still need a token that is not dispatched."""
         return any(

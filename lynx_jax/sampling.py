@@ -174,7 +174,8 @@ def _largest(
         raised = threshold | (jnp.uint32(1 << 31) >> step.astype(jnp.uint32))
         return jnp.where(enough(raised), raised, threshold)
 
-    return lax.fori_loop(0, 32, try_bit, jnp.zeros((rows, 1), jnp.uint32))
+    threshold: Array = lax.fori_loop(0, 32, try_bit, jnp.zeros((rows, 1), jnp.uint32))
+    return threshold
 
 
 def _ordered_bits(x: Float[Array, "*shape"]) -> UInt[Array, "*shape"]:

@@ -262,8 +262,7 @@ def _ends(tokens: Int[Array, "*rows"], eos_token_ids: tuple[int, ...]) -> Bool[A
 
 def _into_slot(rows: Array, new: Array, slot: Int[Array, ""]) -> Array:
     """Cache rows [rows, entries, ...] with the first entries of one of them replaced by ``new``."""
-    start = (slot, *(0 for _ in rows.shape[1:]))
-    return lax.dynamic_update_slice(rows, new.astype(rows.dtype), start)
+    return lax.dynamic_update_slice_in_dim(rows, new.astype(rows.dtype), slot, axis=0)
 
 
 def _stack(counts: Sequence[Int[Array, ""]]) -> Int[Array, " layers"]:

@@ -16,7 +16,7 @@ def test_requests_take_free_slots_in_the_order_they_came() -> None:
     ids = [scheduler.submit(_request()) for _ in range(4)]
     first, second = scheduler.admit(), scheduler.admit()
     assert [(slot, run.request_id) for slot, run in (first, second)] == [(0, ids[0]), (1, ids[1])]
-    assert not scheduler.can_admit
+    assert not scheduler.can_admit()
     scheduler.release(1)
     slot, running = scheduler.admit()
     assert (slot, running.request_id) == (1, ids[2])
@@ -27,12 +27,12 @@ def test_no_step_is_wanted_once_all_tokens_are_dispatched() -> None:
     scheduler = Scheduler(2)
     scheduler.submit(_request(new=1))
     scheduler.submit(_request(new=2))
-    assert not scheduler.wants_step
+    assert not scheduler.wants_step()
     scheduler.admit(), scheduler.admit()
     scheduler.count_dispatch()
-    assert scheduler.wants_step
+    assert scheduler.wants_step()
     scheduler.count_dispatch()
-    assert not scheduler.wants_step
+    assert not scheduler.wants_step()
     assert scheduler.busy
 
 
