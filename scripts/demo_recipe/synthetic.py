@@ -1,0 +1,180 @@
+"""Generated sums, comparisons and traces of small programs, with answers that can be scored.
+
+A sum or comparison with an operand of two digits may be *held out*: a fixed tenth of them, chosen
+by a hash, never occurs in training in any wording. Facts of one digit are all trained: a
+multiplication table cannot be inferred, only learnt. Traces are held out by their whole text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["add", "sub", "mul", "compare", "trace"]
+
+KINDS: tuple[Kind, ...] = ("add", "sub", "mul", "compare", "trace")
+HELD_OUT_ONE_IN = 10
+
+_WORDS = {"add": "plus", "sub": "minus", "mul": "times"}
+_SIGNS = {"add": "+", "sub": "-", "mul": "*"}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem: ``prompt + answer`` is a training text, ``answer`` is what is scored."""
+
+    kind: Kind
+    prompt: str
+    answer: str
+    held_out: bool
+
+
+def _hashed_out(key: str) -> bool:
+    digest = hashlib.sha256(key.encode()).digest()
+    return int.from_bytes(digest[:4], "big") % HELD_OUT_ONE_IN == 0
+
+
+def is_held_out(kind: Kind, a: int, b: int) -> bool:
+    """Whether the fact ``a kind b`` is reserved for scoring; ``a + b`` and ``b + a`` are one."""
+    if max(a, b) < 10:
+        return False
+    if kind in ("add", "mul", "compare"):
+        a, b = min(a, b), max(a, b)
+    return _hashed_out(f"{kind} {a} {b}")
+
+
+def _operands(kind: Kind, rng: random.Random) -> tuple[int, int]:
+    if kind == "mul":
+        return rng.randrange(10), rng.randrange(10)
+    a, b = (rng.randrange(10 if rng.random() < 0.25 else 100) for _ in range(2))
+    if kind == "sub" and a < b:
+        a, b = b, a
+    if kind == "compare" and a == b:
+        b = a + 1
+    return a, b
+
+
+def _value(kind: Kind, a: int, b: int) -> int:
+    return {"add": a + b, "sub": a - b, "mul": a * b}[kind]
+
+
+def sum_problem(kind: Kind, rng: random.Random) -> Problem:
+    """``12 + 7 = 19``: one line with the answer at its end."""
+    a, b = _operands(kind, rng)
+    return Problem(
+        kind, f"{a} {_SIGNS[kind]} {b} =", f" {_value(kind, a, b)}", is_held_out(kind, a, b)
+    )
+
+
+def compare_problem(rng: random.Random) -> Problem:
+    """A comparison at the interpreter's prompt."""
+    a, b = _operands("compare", rng)
+    sign = rng.choice("<>")
+    truth = a < b if sign == "<" else a > b
+    return Problem("compare", f">>> {a} {sign} {b}\n", str(truth), is_held_out("compare", a, b))
+
+
+def _assignments(rng: random.Random) -> tuple[str, bool]:
+    first, second = rng.sample("abcdmnpqstuvwxyz", 2)
+    start, step = rng.randrange(1, 20), rng.randrange(1, 10)
+    kind: Kind = rng.choice(("add", "sub", "add"))
+    if kind == "sub" and start < step:
+        start, step = step, start
+    lines = [f"{first} = {start}", f"{second} = {first} {_SIGNS[kind]} {step}"]
+    leaked = is_held_out(kind, start, step)
+    shown = rng.choice((first, second, second))
+    if rng.random() < 0.4:
+        value, extra = _value(kind, start, step), rng.randrange(1, 10)
+        lines.append(f"{second} += {extra}")
+        leaked |= is_held_out("add", value, extra)
+    return "\n".join([*lines, f"print({shown})"]), leaked
+
+
+def _loop(rng: random.Random) -> tuple[str, bool]:
+    name, count, step = (
+        rng.choice(("total", "n", "count")),
+        rng.randrange(1, 5),
+        rng.randrange(1, 6),
+    )
+    program = f"{name} = 0\nfor i in range({count}):\n    {name} += {step}\nprint({name})"
+    return program, False
+
+
+def _list(rng: random.Random) -> tuple[str, bool]:
+    values = [rng.randrange(30) for _ in range(rng.randrange(2, 5))]
+    call = rng.choice((f"items[{rng.randrange(len(values))}]", "items[-1]", "len(items)"))
+    return f"items = {values}\nprint({call})", False
+
+
+def _branch(rng: random.Random) -> tuple[str, bool]:
+    a, b = _operands("compare", rng)
+    yes, no = rng.sample(("high", "low", "yes", "no", "left", "right"), 2)
+    program = f"x = {a}\nif x > {b}:\n    print({yes!r})\nelse:\n    print({no!r})"
+    return program, is_held_out("compare", a, b)
+
+
+def run_program(program: str) -> str:
+    """What ``program`` prints, each value in one line, without the last newline."""
+    printed: list[str] = []
+    exec(
+        program,
+        {"__builtins__": {"range": range, "len": len, "print": lambda v: printed.append(str(v))}},
+    )
+    return "\n".join(printed)
+
+
+def trace_problem(rng: random.Random) -> Problem:
+    """A small program and, in a comment, what it prints."""
+    program, leaked = rng.choice((_assignments, _assignments, _loop, _list, _branch))(rng)
+    held_out = _hashed_out(program)
+    if leaked and not held_out:
+        return trace_problem(rng)
+    return Problem("trace", f"{program}\n# prints:", f" {run_program(program)}", held_out)
+
+
+def problem(kind: Kind, rng: random.Random) -> Problem:
+    """A random problem of one kind, held out or not."""
+    if kind == "compare":
+        return compare_problem(rng)
+    if kind == "trace":
+        return trace_problem(rng)
+    return sum_problem(kind, rng)
+
+
+def sample(rng: random.Random, *, held_out: bool, kinds: tuple[Kind, ...] = KINDS) -> Problem:
+    """A random problem from one side of the split (``mul`` has no held-out side)."""
+    kind = rng.choice(kinds)
+    while (found := problem(kind, rng)).held_out != held_out:
+        pass
+    return found
+
+
+def as_question(item: Problem, rng: random.Random) -> tuple[str, str]:
+    """The same problem as a user's question and the answer to it."""
+    if item.kind == "trace":
+        program = item.prompt.removesuffix("\n# prints:")
+        asked = rng.choice(("What does this print?", "What is the output of this code?"))
+        return f"{asked}\n\n{program}", item.answer.strip()
+    if item.kind == "compare":
+        left, sign, right = item.prompt.removeprefix(">>> ").split()
+        word = "less" if sign == "<" else "greater"
+        return f"Is {left} {word} than {right}?", "Yes" if item.answer == "True" else "No"
+    left, sign, right = item.prompt.removesuffix(" =").split()
+    spoken = f"{left} {_WORDS[item.kind]} {right}"
+    written = f"{left} {sign} {right}"
+    asked = rng.choice(
+        (f"What is {written}?", f"What is {spoken}?", f"Compute {written}.", f"{written} = ?")
+    )
+    return asked, f"{written} ={item.answer}"
+
+
+def document(rng: random.Random) -> str:
+    """A training text of several plain problems, none of them held out."""
+    if rng.random() < 0.5:
+        item = sample(rng, held_out=False, kinds=("trace",))
+        return f"{item.prompt}{item.answer}\n"
+    kinds: tuple[Kind, ...] = ("add", "sub", "add", "sub", "mul", "compare")
+    items = [sample(rng, held_out=False, kinds=kinds) for _ in range(rng.randrange(1, 7))]
+    return "".join(f"{item.prompt}{item.answer}\n" for item in items)
