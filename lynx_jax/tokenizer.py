@@ -158,7 +158,11 @@ def _mark_special(
 
     Tokens beyond the vocabulary are left out: they would get ids that the model does not have.
     """
-    further = config.get("additional_special_tokens") or []
+    further = [
+        text
+        for name in ("additional_special_tokens", "extra_special_tokens")
+        for text in _listed(config.get(name))
+    ]
     texts = [*named.values(), *(text for text in further if isinstance(text, str))]
     known = {
         token.content for token in backend.get_added_tokens_decoder().values() if token.special
@@ -170,6 +174,13 @@ def _mark_special(
     ]
     if missing:
         backend.add_special_tokens(missing)
+
+
+def _listed(value: object) -> list[object]:
+    """Entries of a list, or of an object that names them."""
+    if isinstance(value, Mapping):
+        return list(value.values())
+    return value if isinstance(value, list) else []
 
 
 def _one_line(error: Exception) -> str:

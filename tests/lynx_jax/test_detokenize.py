@@ -1,3 +1,6 @@
+import json
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,6 +60,15 @@ def test_returned_text_is_never_taken_back(
     stream = TextStream(byte_fallback)
     early = "".join(stream.push(id_) for id_ in ids[:at])
     assert _stream(byte_fallback, ids)[0].startswith(early)
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
+def test_streams_equal_what_transformers_decodes(kind: str) -> None:
+    golden = Path(__file__).parent.parent / "golden"
+    wanted = json.loads((golden / "expected" / f"{kind}.json").read_text())
+    tokenizer = Tokenizer.from_folder(golden / wanted["folder"])
+    for text in wanted["texts"]:
+        assert _stream(tokenizer, text["ids"])[0] == text["decoded"]
 
 
 def test_pieces_hold_whole_characters_only(byte_fallback: Tokenizer) -> None:

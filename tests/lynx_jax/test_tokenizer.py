@@ -78,6 +78,19 @@ def test_token_that_only_the_config_calls_special_is_skipped(folder: Path) -> No
     assert "[beyond the vocabulary]" not in tokenizer.special_tokens.values()
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"additional_special_tokens": ["▁stop"]},
+        {"extra_special_tokens": ["▁stop"]},
+        {"extra_special_tokens": {"stop_token": "▁stop"}},
+    ],
+)
+def test_further_special_tokens(folder: Path, config: dict[str, object]) -> None:
+    _configure(folder, **config)
+    assert "▁stop" in Tokenizer.from_folder(folder).special_tokens.values()
+
+
 def test_truncation_and_padding_of_the_file_are_off(folder: Path) -> None:
     path = folder / "tokenizer.json"
     raw = json.loads(path.read_text())

@@ -1,0 +1,87 @@
+"""Generation on real checkpoints: the golden ones, in float32."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+from lynx_jax.generate import run
+from lynx_jax.generation import generate
+from lynx_jax.loading import LoadedModel, load
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+PROMPTS = ["The quick", "Say", "a" * 30, "日本語", "naïve"]
+
+
+def _greedy_by_full_passes(loaded: LoadedModel, count: int) -> list[tuple[int, ...]]:
+    """The likeliest token again and again, each from one pass over the whole text."""
+    full_pass = nnx.jit(lambda model, tokens, live: model(tokens, live=live))
+    texts = []
+    for prompt in PROMPTS:
+        ids = loaded.tokenizer.encode(prompt)
+        length = len(ids)
+        while len(ids) < length + count and ids[-1] not in loaded.eos_token_ids:
+            padded = jnp.array([ids + [0] * (48 - len(ids))])
+            logits = full_pass(loaded.model, padded, jnp.arange(48)[None] < len(ids))
+            ids.append(int(jnp.argmax(logits[0, len(ids) - 1])))
+        texts.append(tuple(ids[length:]))
+    return texts
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe_dense"])
+def test_policy_off_equals_the_reference_token_for_token(name: str) -> None:
+    """Continuous batching with the default backend, the reference backend, and no cache at all."""
+    results = []
+    for backend in ("auto", "reference"):
+        loaded = load(GOLDEN / name, backend=backend, dtype="float32")
+        batch = generate(loaded, PROMPTS, policy="off", max_new_tokens=10, max_batch=3)
+        assert batch.stats.experts_per_layer == batch.stats.topk_experts_per_layer > 0
+        results.append(batch.results)
+    assert results[0] == results[1]
+    assert [result.token_ids for result in results[0]] == _greedy_by_full_passes(loaded, 10)
+
+
+@pytest.mark.parametrize("policy", ["lynx:alpha=0.5,beta=1", "xshare:budget=4"])
+def test_no_policy_reads_more_experts_than_topk(policy: str) -> None:
+    loaded = load(GOLDEN / "qwen3_moe", dtype="float32")
+    stats = generate(loaded, PROMPTS, policy=policy, max_new_tokens=10, ignore_eos=True).stats
+    assert 0 < stats.experts_per_layer <= stats.topk_experts_per_layer
+
+
+def test_command_line_on_a_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [
+        "--model",
+        str(GOLDEN / "qwen3_moe"),
+        "--chat",
+        "--prompt",
+        "Hello, fox",
+        "--prompt",
+        "Hi",
+    ]
+    assert run([*argv, "--max-new-tokens", "4", "--compare", "--json", "--dtype", "float32"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert [len(value[side]["results"]) for side in ("off", "on")] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--policy", "xshare:budget=1"], "expected a budget from k="),
+        (["--policy", "oea:k0=99"], "expected k0 of at most k="),
+        (["--prompt", "fox " * 200], "tokens, expected at most"),
+        (["--model", str(GOLDEN)], "expected config.json"),
+    ],
+)
+def test_bad_input_in_a_process_of_its_own(argv: list[str], message: str) -> None:
+    command = [sys.executable, "-m", "lynx_jax.generate", "--model", str(GOLDEN / "mixtral")]
+    prompt = [] if "--prompt" in argv else ["--prompt", "a"]
+    result = subprocess.run([*command, *prompt, *argv], capture_output=True, text=True, check=False)
+    lines = [line for line in result.stderr.splitlines() if "loaded in" not in line]
+    assert result.returncode == 2
+    assert len(lines) == 1
+    assert lines[0].startswith("error: ")
+    assert message in lines[0]
