@@ -129,7 +129,7 @@ class _Job:
             dtype=by_dtype.most_common(1)[0][0],
             num_bytes=by_dtype.total(),
             transformers_version=self.checkpoint.raw_config.get("transformers_version"),
-            groups=tuple(writer.groups),
+            groups=writer.groups,
             tensors=writer.tensors,
         )
         manifest.write(folder)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lynx_jax.convert.groups import GROUPS_FOLDER, restore_group, save_group
+from lynx_jax.convert.groups import GROUPS_FOLDER, restore_group, save_group, stored_bytes
 from lynx_jax.convert.manifest import MANIFEST, Manifest, ManifestTensor, Part
 from lynx_jax.convert.numerics import DTYPES, bits, require_finite
 from lynx_jax.convert.problems import Problems
@@ -36,8 +36,10 @@ class ConvertedReader:
     def __init__(self, folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
         if not (folder / MANIFEST).exists():
             raise InputError(f"{folder}: has converted weights but no {MANIFEST}; convert again")
-        self._entries = Manifest.read(folder).tensors
+        manifest = Manifest.read(folder)
+        self._entries = manifest.tensors
         _compare(self._entries, shapes, folder)
+        _require_complete(folder, manifest)
         self.tensors = tuple(
             TensorInfo(path, shape, DTYPES[self._entries[path].dtype])
             for path, shape in shapes.items()
@@ -93,6 +95,17 @@ def _compare(
     problems.raise_if_any(folder)
 
 
+def _require_complete(folder: Path, manifest: Manifest) -> None:
+    """Find what was cut off or left out in copying, before anything is read."""
+    for name, expected in manifest.groups.items():
+        size = stored_bytes(folder, name)
+        if size != expected:
+            raise InputError(
+                f"{folder / GROUPS_FOLDER / name} is damaged: expected {expected} bytes in its "
+                f"files, they have {size}; copy or convert again"
+            )
+
+
 class GroupWriter:
     """Collects parts of tensors into groups of about ``GROUP_BYTES`` and saves full ones.
 
@@ -103,7 +116,7 @@ class GroupWriter:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._pending: dict[str, np.ndarray] = {}
-        self.groups: list[str] = []
+        self.groups: dict[str, int] = {}
         self.tensors: dict[str, ManifestTensor] = {}
 
     def add(self, info: TensorInfo, start: int, stop: int, part: np.ndarray) -> None:
@@ -127,4 +140,4 @@ class GroupWriter:
             name = f"{len(self.groups):05}"
             save_group(self._folder, name, self._pending)
             self._pending = {}
-            self.groups.append(name)
+            self.groups[name] = stored_bytes(self._folder, name)

@@ -6,7 +6,9 @@ reading them two to three times slower.
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -47,19 +49,46 @@ def restore_group(folder: Path, name: str) -> dict[str, np.ndarray]:
         ) from e
 
 
+def stored_bytes(folder: Path, name: str) -> int:
+    """Size of all files of a group; 0 if it is not there."""
+    path = folder / GROUPS_FOLDER / name
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
 @contextlib.contextmanager
 def _checkpointer() -> Iterator[ocp.Checkpointer]:
-    """Orbax without its own log lines, which speak of its insides."""
-    log = logging.getLogger("absl")
+    """Orbax without reports of its own; what matters in them is in the exceptions.
+
+    After a failure TensorStore's threads and asyncio still report on the other operations of the
+    group, whenever those end, so what drops these reports stays then.
+    """
+    log, hook = logging.getLogger("absl"), sys.unraisablehook
     level = log.level
-    log.setLevel(logging.ERROR)
+    log.setLevel(logging.CRITICAL)
+    sys.unraisablehook = partial(_except_late, hook)
+    logging.getLogger("asyncio").addFilter(_is_not_late)
     try:
         handler = ocp.PyTreeCheckpointHandler(use_compression=False)
         with contextlib.closing(ocp.Checkpointer(handler)) as checkpointer:
             yield checkpointer
+        sys.unraisablehook = hook
+        logging.getLogger("asyncio").removeFilter(_is_not_late)
     finally:
         log.setLevel(level)
 
 
+def _except_late(
+    hook: Callable[["sys.UnraisableHookArgs"], object], report: "sys.UnraisableHookArgs"
+) -> None:
+    if str(report.exc_value) != "Event loop is closed":
+        hook(report)
+
+
+def _is_not_late(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("Task exception was never retrieved")
+
+
 def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    """One line; TensorStore's messages end in many positions in its own source."""
+    text, _, _ = " ".join(str(error).split()).partition(" [source locations=")
+    return f"{type(error).__name__}: {text}"

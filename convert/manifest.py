@@ -48,7 +48,7 @@ class Manifest:
       dtype: name of the weights' dtype; of the most bytes where tensors differ.
       num_bytes: size of all weights.
       transformers_version: of the library that saved the source, where its config.json tells.
-      groups: names of the Orbax checkpoints.
+      groups: size of each Orbax checkpoint's files by its name.
       tensors: every parameter by its path.
     """
 
@@ -56,7 +56,7 @@ class Manifest:
     dtype: str
     num_bytes: int
     transformers_version: str | None
-    groups: tuple[str, ...]
+    groups: dict[str, int]
     tensors: dict[str, ManifestTensor]
 
     def write(self, folder: Path) -> None:
@@ -98,7 +98,7 @@ class Manifest:
             dtype=raw["dtype"],
             num_bytes=raw["num_bytes"],
             transformers_version=raw["transformers_version"],
-            groups=tuple(raw["groups"]),
+            groups=dict(raw["groups"]),
             tensors={path: _tensor(entry) for path, entry in raw["tensors"].items()},
         )
 

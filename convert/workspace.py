@@ -4,12 +4,14 @@ import contextlib
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from lynx_jax.errors import InputError
 
 SUFFIX = ".partial"
+_PATIENCE = 5.0  # seconds
 
 
 @contextlib.contextmanager
@@ -33,7 +35,7 @@ def appearing(destination: Path) -> Iterator[Path]:
             yield folder
             folder.rename(destination)
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
             raise
 
 
@@ -58,6 +60,15 @@ def _locked(folder: Path, destination: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder in which threads of a failed write may still be at work for a moment."""
+    gone, deadline = 0, time.monotonic() + _PATIENCE
+    while gone < 3 and time.monotonic() < deadline:
+        shutil.rmtree(folder, ignore_errors=True)
+        gone = 0 if os.path.lexists(folder) else gone + 1
+        time.sleep(0.02)
 
 
 def _empty(folder: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from lynx_jax.convert.conversion import convert
 from lynx_jax.convert.folder import open_checkpoint
-from lynx_jax.convert.groups import restore_group, save_group
+from lynx_jax.convert.groups import restore_group, save_group, stored_bytes
 from lynx_jax.errors import InputError
 from tests.convert.checkpoints import fused_tensors, mixtral_config, write_checkpoint
 
@@ -109,28 +109,40 @@ def test_manifest_that_does_not_fit(
 
 def test_group_that_is_gone(folder: Path) -> None:
     shutil.rmtree(folder / "weights" / "00000")
+    fails(folder, "weights/00000 is damaged: expected .* bytes in its files, they have 0; copy")
+
+
+def test_group_that_was_cut_off(folder: Path) -> None:
+    largest = max((folder / "weights").rglob("*"), key=lambda path: path.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[:-1])
+    fails(folder, "weights/00000 is damaged")
+
+
+def test_group_that_orbax_cannot_read(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for path in (folder / "weights").rglob("d/*"):
+        path.write_bytes(bytes(path.stat().st_size))
     fails(folder, "weights/00000: cannot be read as an Orbax checkpoint .*; convert again")
+    assert capfd.readouterr().err == ""
 
 
-def test_group_without_its_data(folder: Path) -> None:
-    for path in (folder / "weights" / "00000").rglob("d/*"):
-        path.unlink()
-    fails(folder, "weights/00000: cannot be read as an Orbax checkpoint")
+def replace_group(folder: Path, change: Callable[[dict[str, np.ndarray]], object]) -> None:
+    """Save the only group again, changed, with a manifest that knows its size."""
+    tensors = restore_group(folder, "00000")
+    change(tensors)
+    shutil.rmtree(folder / "weights" / "00000")
+    save_group(folder, "00000", tensors)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["groups"] = {"00000": stored_bytes(folder, "00000")}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
 def test_group_that_lacks_a_tensor(folder: Path) -> None:
-    tensors = restore_group(folder, "00000")
-    del tensors[NORM]
-    shutil.rmtree(folder / "weights" / "00000")
-    save_group(folder, "00000", tensors)
+    replace_group(folder, lambda tensors: tensors.pop(NORM))
     fails(folder, f"group 00000 does not hold {NORM} as float32")
 
 
 def test_group_with_nan(folder: Path) -> None:
-    tensors = restore_group(folder, "00000")
-    tensors["lm_head.weight"][3, 3] = np.nan
-    shutil.rmtree(folder / "weights" / "00000")
-    save_group(folder, "00000", tensors)
+    replace_group(folder, lambda tensors: tensors["lm_head.weight"].fill(np.nan))
     fails(folder, r"tensor lm_head\.weight holds nan")
 
 
