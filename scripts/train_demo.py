@@ -78,7 +78,7 @@ def main() -> None:
         from demo_recipe import card, evaluate
 
         results = evaluate.evaluate(arguments.target, work / "data")
-        text = card.model_card(work, evaluate.step_of(arguments.target), results)
+        text = card.model_card(work, *evaluate.trained(arguments.target), results)
         (arguments.target / "README.md").write_text(text)
         print(text)
 

@@ -42,30 +42,31 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def summarise_log(path: Path) -> dict[str, Any]:
-    """Steps, tokens, hours of training and settings out of the log.
+    """Steps, hours of training, settings and plans out of the log.
 
     Time is the sum of the logged intervals, pauses included; a resumed run repeats the steps since
-    its checkpoint, which then count twice in the time and once in the tokens.
+    its checkpoint, which then count twice in the time.
     """
     entries = [json.loads(line) for line in path.read_text().splitlines()]
     begun = [entry for entry in entries if entry["event"] in ("start", "resume")]
     trained = [entry for entry in entries if entry["event"] == "train"]
     return {
         "steps": trained[-1]["step"],
-        "tokens": trained[-1]["tokens"],
         "hours": sum(entry["seconds"] for entry in trained) / 3600,
         "dropped": trained[-1]["dropped"],
         "settings": begun[-1]["settings"],
-        "plans": [(entry["step"], entry["settings"]["steps"]) for entry in begun],
+        "plans": [
+            (entry["step"], entry["settings"]["steps"], entry["settings"]["tokens_per_step"])
+            for entry in begun
+        ],
     }
 
 
-def model_card(work: Path, step: int, results: Results) -> str:
-    """The text of the card for the checkpoint of ``work`` at ``step``."""
+def model_card(work: Path, step: int, tokens: int, results: Results) -> str:
+    """The text of the card for the checkpoint of ``work`` after ``step`` steps."""
     run = summarise_log(work / LOG)
     settings = run["settings"]
     data = json.loads((work / "data" / "data.json").read_text())
-    tokens = step * settings["tokens_per_step"]
     sources = [
         [domain, what, licence, f"{data['train'][domain]['tokens'] / 1e6:.2f} M",
          f"{data['held_out'][domain]['tokens'] / 1e3:.0f} k", f"{share:.0%}"]
@@ -81,7 +82,6 @@ def model_card(work: Path, step: int, results: Results) -> str:
     scores = [[_KINDS[kind], f"{value:.1%}"] for kind, value in results.accuracy.items()]
     return _TEXT.format(
         step=f"{step:,}",
-        planned=f"{settings['steps']:,}",
         tokens=f"{tokens / 1e6:.1f}",
         hours=f"{run['hours']:.1f}",
         plans=_plans(run["plans"]),
@@ -101,13 +101,17 @@ def model_card(work: Path, step: int, results: Results) -> str:
     )
 
 
-def _plans(plans: list[tuple[int, int]]) -> str:
-    resumed = [f"at step {step:,} towards {total:,}" for step, total in plans[1:]]
-    return "in one go" if not resumed else f"resumed {len(resumed)} times ({'; '.join(resumed)})"
+def _plans(plans: list[tuple[int, int, int]]) -> str:
+    """How the run was planned; each resumption may have changed the plan."""
+    planned = [
+        f"from step {first:,} towards {total:,} with {batch:,} tokens a step"
+        for first, total, batch in plans
+    ]
+    return "; then ".join(planned)
 
 
 _SHOWN = (
-    "tokens_per_step", "length", "long_length", "long_share", "peak_rate", "final_rate", "warmup",
+    "length", "long_length", "long_share", "peak_rate", "final_rate", "warmup",
     "weight_decay", "beta2", "clip", "balance_weight", "z_weight", "capacity_factor",
 )  # fmt: skip
 
@@ -136,8 +140,8 @@ is not shipped.
 
 ## Training
 
-{step} steps of {tokens_per_step} tokens ({tokens} M tokens; schedule of {planned} steps, trained
-{plans}), {hours} hours on two CPU cores that other work shared. AdamW (beta2 {beta2}, weight decay
+{step} steps, {tokens} M tokens, {hours} hours on two CPU cores that other work shared. Planned
+{plans}. AdamW (beta2 {beta2}, weight decay
 {weight_decay}, gradients clipped at {clip}), {warmup} warm-up steps to {peak_rate}, cosine to
 {final_rate}; float32 masters, bfloat16 compute; load-balancing loss of its family times
 {balance_weight}, taken layer by layer, router z-loss times {z_weight}. Windows of {length} tokens,

@@ -140,10 +140,11 @@ def accuracy(loaded: LoadedModel, count: int = PROBLEMS) -> dict[str, float]:
     return scores
 
 
-def step_of(folder: Path) -> int:
-    """The training step of an exported folder."""
+def trained(folder: Path) -> tuple[int, int]:
+    """(steps, tokens) that an exported folder was trained for."""
     with safe_open(folder / "model.safetensors", "numpy") as opened:
-        return int(opened.metadata()["step"])
+        metadata = opened.metadata()
+    return int(metadata["step"]), int(metadata["tokens"])
 
 
 def evaluate(folder: Path, data: Path, count: int = PROBLEMS) -> Results:

@@ -128,7 +128,7 @@ def export(work: Path, target: Path, settings: Settings | None = None) -> int:
     target.mkdir(parents=True, exist_ok=True)
     tensors = named_tensors(state.params, settings.shape)
     rounded = {name: value.astype(ml_dtypes.bfloat16) for name, value in tensors.items()}
-    metadata = {"format": "pt", "step": str(int(state.step))}
+    metadata = {"format": "pt", "step": str(int(state.step)), "tokens": str(int(state.tokens))}
     save_file(rounded, target / "model.safetensors", metadata)
     tokenizer = Tokenizer.from_file(str(work / "data" / "tokenizer.json"))
     shutil.copy(work / "data" / "tokenizer.json", target / "tokenizer.json")

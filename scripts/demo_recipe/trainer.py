@@ -33,8 +33,8 @@ class Settings:
     """What a run is: the model's sizes, the batches, the optimiser and the auxiliary losses."""
 
     shape: Shape = field(default_factory=Shape)
-    steps: int = 4000
-    tokens_per_step: int = 4096
+    steps: int = 3500
+    tokens_per_step: int = 2048
     length: int = 256
     long_length: int = 1024
     long_share: float = 0.08
@@ -62,6 +62,7 @@ class TrainState:
     params: Params
     optimizer: Any
     step: Array
+    tokens: Array
 
 
 def make_optimizer(settings: Settings) -> optax.GradientTransformation:
@@ -78,7 +79,12 @@ def make_optimizer(settings: Settings) -> optax.GradientTransformation:
 def initial_state(settings: Settings) -> TrainState:
     """A state before the first step."""
     params = init_params(settings.shape, settings.seed)
-    return TrainState(params, make_optimizer(settings).init(params), jnp.zeros((), jnp.int32))
+    return TrainState(
+        params,
+        make_optimizer(settings).init(params),
+        jnp.zeros((), jnp.int32),
+        jnp.zeros((), jnp.int32),
+    )
 
 
 def losses(
@@ -107,10 +113,11 @@ def train_step(
         "balance": jnp.mean(jnp.stack([report.balance for report in reports])),
         "z": jnp.mean(jnp.stack([report.z for report in reports])),
         "dropped": jnp.mean(jnp.stack([report.dropped for report in reports])),
-        "grad_norm": optax.global_norm(grads),
+        "grad_norm": jnp.sqrt(sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(grads))),
     }
     params = optax.apply_updates(state.params, updates)
-    return TrainState(params, optimizer, state.step + 1), measured
+    seen = state.tokens + (batch.shape[1] - 1) * batch.shape[0]
+    return TrainState(params, optimizer, state.step + 1, seen), measured
 
 
 @partial(jax.jit, static_argnames="settings")
@@ -140,8 +147,8 @@ def restore(path: Path, settings: Settings) -> TrainState:
 class _Meter:
     """Means of the measurements since the last reading, and the time they took."""
 
-    def __init__(self, step: int, settings: Settings) -> None:
-        self._step, self._settings = step, settings
+    def __init__(self, step: int) -> None:
+        self._step = step
         self._sums: dict[str, float] = {}
         self._since = time.time()
 
@@ -150,10 +157,10 @@ class _Meter:
         for name, value in measured.items():
             self._sums[name] = self._sums.get(name, 0.0) + float(value)
 
-    def read(self, step: int) -> dict[str, Any]:
+    def read(self, step: int, tokens: int) -> dict[str, Any]:
         """The log's entry for the steps up to ``step``; begins anew."""
         count, now = step - self._step, time.time()
-        entry = {"event": "train", "step": step, "tokens": step * self._settings.tokens_per_step}
+        entry = {"event": "train", "step": step, "tokens": tokens}
         entry |= {name: round(total / count, 5) for name, total in self._sums.items()}
         entry |= {"seconds": round(now - self._since, 2), "steps_timed": count}
         self._step, self._sums, self._since = step, {}, now
@@ -183,7 +190,7 @@ class Trainer:
         step = first = int(state.step)
         event = "resume" if resumed else "start"
         self._log({"event": event, "step": step, "settings": dataclasses.asdict(settings)})
-        meter = _Meter(step, settings)
+        meter = _Meter(step)
         saved_at = time.time()
         while step < settings.steps and not self._stopped:
             batch = self._windows[settings.length_at(step)].batch(step)
@@ -191,7 +198,7 @@ class Trainer:
             step += 1
             meter.add(measured)
             if step % log_every == 0 or step == first + 1:
-                self._log(meter.read(step))
+                self._log(meter.read(step, int(state.tokens)))
             if step % evaluate_every == 0 or step == settings.steps:
                 self._evaluate(state, step)
             if time.time() - saved_at > self._checkpoint_seconds:

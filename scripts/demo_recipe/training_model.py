@@ -79,13 +79,6 @@ def init_params(shape: Shape, seed: int) -> Params:
     }
 
 
-def rms_norm(x: Array, scale: Array, eps: float) -> Array:
-    """Root-mean-square norm in float32, cast back before the scale."""
-    exact = x.astype(jnp.float32)
-    mean_square = jnp.mean(jnp.square(exact), axis=-1, keepdims=True)
-    return scale * (exact * jax.lax.rsqrt(mean_square + eps)).astype(x.dtype)
-
-
 def _rotary(x: Array, theta: float) -> Array:
     """Rotary embedding of [B, S, heads, h], half-split, positions from 0."""
     half = x.shape[-1] // 2
@@ -103,8 +96,8 @@ def _attend(x: Array, layer: Params, shape: Shape, rows: int) -> Array:
     length = x.shape[0] // rows
     mixed = fast_ops.project(x, layer["qkv"]).reshape(rows, length, heads + 2 * kv, head)
     q, k, v = jnp.split(mixed, (heads, heads + kv), axis=2)
-    q = _rotary(rms_norm(q, layer["q_norm"], shape.rms_norm_eps), shape.rope_theta)
-    k = _rotary(rms_norm(k, layer["k_norm"], shape.rms_norm_eps), shape.rope_theta)
+    q = _rotary(fast_ops.rms_norm(q, layer["q_norm"], shape.rms_norm_eps), shape.rope_theta)
+    k = _rotary(fast_ops.rms_norm(k, layer["k_norm"], shape.rms_norm_eps), shape.rope_theta)
     q = q.reshape(rows, length, kv, heads // kv, head).transpose(0, 2, 3, 1, 4)
     k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
     out = fast_ops.causal_attention(
@@ -152,8 +145,8 @@ def hidden_states(
     x = params["embed"][tokens.reshape(-1)]
     reports = []
     for layer in params["layers"]:
-        x = x + _attend(rms_norm(x, layer["input_norm"], eps), layer, shape, rows)
-        y, report = _mixture(rms_norm(x, layer["post_norm"], eps), layer, shape, factor)
+        x = x + _attend(fast_ops.rms_norm(x, layer["input_norm"], eps), layer, shape, rows)
+        y, report = _mixture(fast_ops.rms_norm(x, layer["post_norm"], eps), layer, shape, factor)
         x = x + y
         reports.append(report)
-    return rms_norm(x, params["norm"], eps), reports
+    return fast_ops.rms_norm(x, params["norm"], eps), reports
