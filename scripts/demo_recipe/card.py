@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def model_card(work: Path, step: int, tokens: int, results: Results) -> str:
         for layer, load in enumerate(results.load)
     ]  # fmt: skip
     scores = [[_KINDS[kind], f"{value:.1%}"] for kind, value in results.accuracy.items()]
-    return _TEXT.format(
+    text = _TEXT.format(
         step=f"{step:,}",
         tokens=f"{tokens / 1e6:.1f}",
         hours=f"{run['hours']:.1f}",
@@ -99,6 +100,14 @@ def model_card(work: Path, step: int, tokens: int, results: Results) -> str:
         **{name: settings[name] for name in _SHOWN},
         **settings["shape"],
     )
+    return "\n\n".join(_filled(paragraph) for paragraph in text.split("\n\n"))
+
+
+def _filled(paragraph: str) -> str:
+    """A paragraph of prose in lines of even length; headings and tables as they are."""
+    if paragraph.lstrip().startswith(("#", "|")):
+        return paragraph
+    return textwrap.fill(paragraph, 100, break_on_hyphens=False)
 
 
 def _plans(plans: list[tuple[int, int, int]]) -> str:
@@ -119,8 +128,8 @@ _TEXT = """\
 # Demo model
 
 A small mixture-of-experts language model that comes with lynx_jax, so that every command has a
-really trained router to work on. It writes text that looks like Python, its documentation or
-Shakespeare, and answers small sums. It knows nothing and is no use for anything else.
+really trained router to work on. It was trained on Python, its documentation, Shakespeare and small
+sums; what it gets right is measured below. It knows nothing and is of no other use.
 
 Form: Qwen3-MoE, {num_hidden_layers} layers, width {hidden_size}, {num_attention_heads} query and
 {num_key_value_heads} key-value heads of {head_dim}, {num_experts} experts of width

@@ -130,6 +130,7 @@ def export(work: Path, target: Path, settings: Settings | None = None) -> int:
     rounded = {name: value.astype(ml_dtypes.bfloat16) for name, value in tensors.items()}
     metadata = {"format": "pt", "step": str(int(state.step)), "tokens": str(int(state.tokens))}
     save_file(rounded, target / "model.safetensors", metadata)
+    (target / "model.safetensors").chmod(0o644)
     tokenizer = Tokenizer.from_file(str(work / "data" / "tokenizer.json"))
     shutil.copy(work / "data" / "tokenizer.json", target / "tokenizer.json")
     ends = tokenizer.token_to_id(dataset.END_OF_TEXT), tokenizer.token_to_id(chat.END)

@@ -3,12 +3,14 @@
 import json
 import random
 import sys
+from functools import partial
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from safetensors import safe_open
 
 from lynx_jax.backends import ReferenceBackend
@@ -44,7 +46,7 @@ SHAPE = training_model.Shape(
     max_position_embeddings=64,
 )
 SETTINGS = trainer.Settings(
-    shape=SHAPE, steps=6, tokens_per_step=128, length=16, long_length=32, long_share=0.34, warmup=2
+    shape=SHAPE, steps=6, tokens_per_step=128, length=16, long_length=32, long_share=0.0, warmup=2
 )
 PROSE = "The quick brown fox jumps over the lazy dog, and runs on to the river.\n"
 
@@ -87,6 +89,12 @@ def test_run_learns_and_logs(data: Path, run: trainer.TrainState) -> None:
     assert int(run.step) == SETTINGS.steps
 
 
+def test_last_steps_are_long() -> None:
+    settings = trainer.Settings(steps=100, long_share=0.25)
+    assert settings.length_at(74) == settings.length
+    assert settings.length_at(75) == settings.long_length
+
+
 def test_stopped_and_resumed_run_equals_one_in_one_go(
     data: Path, run: trainer.TrainState, tmp_path: Path
 ) -> None:
@@ -107,9 +115,11 @@ def test_export_loads_in_the_library_with_the_same_logits(
     model = load(tmp_path, backend="reference", dtype="float32").model
     rounded = jax.tree.map(lambda a: a.astype(jnp.bfloat16).astype(jnp.float32), run.params)
     tokens = jnp.arange(64).reshape(4, 16) * 5 % SHAPE.vocab_size
-    hidden, _ = training_model.hidden_states(rounded, tokens, SHAPE, factor=8.0)
+    forward = jax.jit(partial(training_model.hidden_states, shape=SHAPE, factor=8.0))
+    hidden, _ = forward(rounded, tokens)
     expected = (hidden @ rounded["embed"].T).reshape(4, 16, -1)
-    np.testing.assert_allclose(model(tokens), expected, atol=1e-4)
+    got = nnx.jit(lambda model, tokens: model(tokens))(model, tokens)
+    np.testing.assert_allclose(got, expected, atol=1e-4)
 
 
 def test_export_has_exactly_the_tensors_of_the_form(
@@ -211,8 +221,8 @@ def test_dispatch_equals_the_reference_backend_where_capacity_suffices() -> None
 
     args = (x, weights, gate_up, down)
     for got, want in zip(
-        jax.value_and_grad(ours, (0, 1, 2, 3))(*args)[1],
-        jax.grad(plain, (0, 1, 2, 3))(*args),
+        jax.jit(jax.grad(ours, (0, 1, 2, 3)))(*args),
+        jax.jit(jax.grad(plain, (0, 1, 2, 3)))(*args),
         strict=True,
     ):
         np.testing.assert_allclose(got, want, atol=2e-5)
@@ -281,8 +291,8 @@ def _plain_entropy(hidden: jax.Array, embedding: jax.Array, targets: jax.Array) 
 def test_fast_operations_have_the_plain_ones_gradients() -> None:
     params = training_model.init_params(SHAPE, seed=0)
     batch = jax.random.randint(jax.random.key(2), (8, 17), 0, SHAPE.vocab_size)
-    fast = jax.grad(lambda p: trainer.losses(p, batch, SETTINGS, jnp.float32)[0])(params)
-    plain = jax.grad(lambda p: _plain_loss(p, batch))(params)
+    fast = jax.jit(jax.grad(lambda p: trainer.losses(p, batch, SETTINGS, jnp.float32)[0]))(params)
+    plain = jax.jit(jax.grad(lambda p: _plain_loss(p, batch)))(params)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=3e-6), fast, plain)
 
 
