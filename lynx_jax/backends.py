@@ -1,32 +1,64 @@
 """How the experts of a layer are computed; chosen once, when a model is loaded."""
 
+import logging
 from dataclasses import dataclass
 from typing import Protocol
 
 import jax
-import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
+from lynx_jax.errors import InputError
+from lynx_jax.pallas_kernels.expert_ffn import (
+    ExpertWeights,
+    combine_matrix,
+    dense_over_active,
+    expert_ffn_reference,
+    grouped_by_expert,
+)
 from lynx_jax.routing import Phase, Routing
+
+BACKENDS = ("auto", "loop", "reference")
+
+_log = logging.getLogger(__name__)
 
 
 class ExpertBackend(Protocol):
-    """Computes the weighted sum of each row's experts."""
+    """Computes the weighted sum of each row's experts.
+
+    Backends are hashable: a compiled program belongs to one.
+    """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What ``get_backend`` knows it by."""
 
     @property
-    def split(self) -> bool: ...
+    def split(self) -> bool:
+        """Whether it takes the weights as a tuple of an array an expert, not as one stack."""
 
     def __call__(
-        self, x: Array, routing: Routing, gate_up: Array, down: Array, *, phase: Phase
-    ) -> Array: ...
+        self,
+        x: Float[Array, "rows width"],
+        routing: Routing,
+        gate_up: ExpertWeights,
+        down: ExpertWeights,
+        *,
+        phase: Phase,
+    ) -> Float[Array, "rows width"]:
+        """The experts' output, summed in float32 and given in x's dtype; 0 in rows not live.
+
+        Args:
+          x: rows; those that are not live may hold anything.
+          routing: each row's experts and weights.
+          gate_up: [N, 2F, D] or N arrays [2F, D]; gate's F output rows first.
+          down: [N, D, F] or N arrays [D, F].
+          phase: static; which program this is part of.
+        """
 
 
 @dataclass(frozen=True)
 class ReferenceBackend:
-    """All experts for all rows."""
+    """All experts for all rows, whatever is chosen: the oracle, as slow as it is simple."""
 
     name: str = "reference"
     split: bool = False
@@ -34,15 +66,67 @@ class ReferenceBackend:
     def __call__(
         self, x: Array, routing: Routing, gate_up: Array, down: Array, *, phase: Phase
     ) -> Array:
-        n = gate_up.shape[0]
-        w = jnp.where(routing.live[:, None], routing.weights, 0.0)
-        combine = jnp.sum(jax.nn.one_hot(routing.ids, n) * w[..., None], axis=1)
-        h = jnp.einsum("td,nfd->ntf", x, gate_up, preferred_element_type=jnp.float32)
-        g, u = jnp.split(h, 2, axis=-1)
-        a = (jax.nn.silu(g) * u).astype(x.dtype)
-        y = jnp.einsum("ntf,ndf->ntd", a, down, preferred_element_type=jnp.float32)
-        return jnp.einsum("ntd,tn->td", y, combine).astype(x.dtype)
+        del phase
+        combine = combine_matrix(routing.ids, routing.weights, routing.live, len(gate_up))
+        return expert_ffn_reference(x, combine, gate_up, down)
+
+
+@dataclass(frozen=True)
+class LoopBackend:
+    """A loop over the experts in use, on any device.
+
+    For few rows each of these experts is computed for all rows, which needs no sorting; for more,
+    and in prefill, for blocks of the rows that chose it. The number of rows is static, and so is
+    the choice.
+
+    Attributes:
+      split: on CPU an array an expert is read where it lies; out of a stack it would be copied.
+      dense_rows: up to this many rows, all rows.
+      block: rows of a block above that.
+    """
+
+    name: str = "loop"
+    split: bool = True
+    dense_rows: int = 16
+    block: int = 32
+
+    def __call__(
+        self,
+        x: Array,
+        routing: Routing,
+        gate_up: ExpertWeights,
+        down: ExpertWeights,
+        *,
+        phase: Phase,
+    ) -> Array:
+        del phase  # what counts is how many rows there are
+        if x.shape[0] <= self.dense_rows:
+            combine = combine_matrix(routing.ids, routing.weights, routing.live, len(gate_up))
+            return dense_over_active(x, combine, routing.active, routing.num_active, gate_up, down)
+        return grouped_by_expert(
+            x, routing.ids, routing.weights, routing.live, gate_up, down, block=self.block
+        )
 
 
 def get_backend(name: str) -> ExpertBackend:
-    return ReferenceBackend()
+    """The backend of a name; which one and why is logged.
+
+    Args:
+      name: ``"auto"``, ``"loop"`` or ``"reference"``.
+
+    Raises:
+      InputError: there is no backend of this name.
+    """
+    device = jax.default_backend()
+    match name:
+        case "reference":
+            backend: ExpertBackend = ReferenceBackend()
+            reason = "asked for"
+        case "loop" | "auto":
+            backend = LoopBackend(split=device == "cpu")
+            reason = "asked for" if name == "loop" else f"the fastest there is for {device}"
+        case _:
+            known = ", ".join(BACKENDS)
+            raise InputError(f"unknown expert backend {name!r}: expected one of {known}")
+    _log.info("expert backend: %s (%s)", backend.name, reason)
+    return backend
