@@ -5,7 +5,7 @@
     python scripts/train_demo.py export WORK TARGET    # write a Hugging Face folder
     python scripts/train_demo.py evaluate WORK TARGET  # measure it, write its card
 
-Training needs the extra ``train``, about 6 GB of memory and some hours on two cores.
+Training needs the extra ``train``, about 3 GB of memory and some hours on two cores.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Results:
 
 
 @nnx.jit
-def _measure(model: DecoderForCausalLM, batch: jax.Array) -> tuple[jax.Array, jax.Array]:
+def measure(model: DecoderForCausalLM, batch: jax.Array) -> tuple[jax.Array, jax.Array]:
     """(sum of the tokens' cross-entropies, choices [layers, N]) of a batch [B, S + 1]."""
     tokens, targets = batch[:, :-1], batch[:, 1:]
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
@@ -92,7 +92,7 @@ def held_out(loaded: LoadedModel, data: Path) -> tuple[dict[str, float], list[Lo
         summed = 0.0
         for start in range(0, len(windows), _BATCH):
             batch = windows[start : start + _BATCH]
-            entropy, choices = _measure(loaded.model, jnp.asarray(batch))
+            entropy, choices = measure(loaded.model, jnp.asarray(batch))
             summed += float(entropy)
             total = total + np.asarray(choices)
         losses[domain] = summed / (windows.shape[0] * WINDOW_LENGTH)

@@ -33,12 +33,12 @@ class Settings:
     """What a run is: the model's sizes, the batches, the optimiser and the auxiliary losses."""
 
     shape: Shape = field(default_factory=Shape)
-    steps: int = 3500
-    tokens_per_step: int = 2048
+    steps: int = 3200
+    tokens_per_step: int = 4096
     length: int = 256
     long_length: int = 1024
     long_share: float = 0.08
-    peak_rate: float = 2e-3
+    peak_rate: float = 2.5e-3
     final_rate: float = 2e-5
     warmup: int = 200
     weight_decay: float = 0.1
