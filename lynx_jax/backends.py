@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from lynx_jax.errors import InputError
@@ -64,11 +65,17 @@ class ReferenceBackend:
     split: bool = False
 
     def __call__(
-        self, x: Array, routing: Routing, gate_up: Array, down: Array, *, phase: Phase
+        self,
+        x: Array,
+        routing: Routing,
+        gate_up: ExpertWeights,
+        down: ExpertWeights,
+        *,
+        phase: Phase,
     ) -> Array:
         del phase
         combine = combine_matrix(routing.ids, routing.weights, routing.live, len(gate_up))
-        return expert_ffn_reference(x, combine, gate_up, down)
+        return expert_ffn_reference(x, combine, jnp.asarray(gate_up), jnp.asarray(down))
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ def linear(
 ) -> Float[Array, "*batch outputs"]:
     """``x @ weight.T`` in float32."""
     rows = x.reshape(-1, x.shape[-1])
+    product: Array
     if rows.shape[0] <= _COLUMN_ROWS:
         product = jax.lax.platform_dependent(rows, weight, cpu=_by_columns, default=_by_rows)
     else:
@@ -37,12 +38,12 @@ def to_columns(x: Float[Array, "rows width"]) -> Float[Array, "width columns"]:
         others = jnp.zeros_like(first)
     # A plain x.T keeps the memory order of x in XLA's eyes, or is merged into the product; the
     # kernels then refuse it, and the weight is converted to float32. Concatenation writes columns.
-    return jax.lax.optimization_barrier(jnp.concatenate([first.T, others.T], axis=1))
+    return _as_it_is(jnp.concatenate([first.T, others.T], axis=1))
 
 
 def from_columns(y: Float[Array, "width columns"], rows: int) -> Float[Array, "{rows} width"]:
     """The first ``rows`` columns as rows again."""
-    return jax.lax.optimization_barrier(y)[:, :rows].T
+    return _as_it_is(y)[:, :rows].T
 
 
 def times_columns(
@@ -60,3 +61,9 @@ def _by_rows(rows: Array, weight: Array) -> Array:
     return jax.lax.dot_general(
         rows, weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
     )
+
+
+def _as_it_is(x: Array) -> Array:
+    """The array, with what makes it kept apart from what uses it."""
+    kept: Array = jax.lax.optimization_barrier(x)  # type: ignore[no-untyped-call]
+    return kept

@@ -82,8 +82,9 @@ def dense_over_active(
         weight = by_expert[expert]
         return total + jnp.where(weight != 0, weight * y, 0.0)
 
-    total = jnp.zeros(columns.shape, jnp.float32)
-    total = jax.lax.fori_loop(0, num_active, add_expert, total)
+    total: Array = jax.lax.fori_loop(
+        0, num_active, add_expert, jnp.zeros(columns.shape, jnp.float32)
+    )
     return from_columns(total, x.shape[0]).astype(x.dtype)
 
 
@@ -122,7 +123,7 @@ def grouped_by_expert(
         y = from_columns(_ffn_columns(columns, expert, gate_up_of, down_of), block)
         return total.at[rows].add(flat_weights[pairs][:, None] * y, mode="drop")
 
-    total = jax.lax.fori_loop(0, num_blocks, add_block, jnp.zeros(x.shape, jnp.float32))
+    total: Array = jax.lax.fori_loop(0, num_blocks, add_block, jnp.zeros(x.shape, jnp.float32))
     return total.astype(x.dtype)
 
 
