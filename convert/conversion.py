@@ -1,4 +1,4 @@
-"""Converting a checkpoint into a folder that lynx_jax loads fast: Orbax groups and a manifest."""
+"""Converting a checkpoint into a folder of Orbax groups and a manifest, in bounded memory."""
 
 import json
 import math

@@ -5,14 +5,15 @@ reading them two to three times slower.
 """
 
 import contextlib
+import importlib
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import orbax.checkpoint as ocp
 
 from lynx_jax.errors import InputError
 
@@ -28,7 +29,7 @@ def save_group(folder: Path, name: str, tensors: Mapping[str, np.ndarray]) -> No
     path = folder.absolute() / GROUPS_FOLDER / name
     try:
         with _checkpointer() as checkpointer:
-            checkpointer.save(path, args=ocp.args.PyTreeSave(dict(tensors)))
+            checkpointer.save(path, dict(tensors))
     except Exception as e:  # Orbax and TensorStore raise many kinds
         raise InputError(f"{path}: cannot be written ({_reason(e)})") from e
 
@@ -56,25 +57,39 @@ def stored_bytes(folder: Path, name: str) -> int:
 
 
 @contextlib.contextmanager
-def _checkpointer() -> Iterator[ocp.Checkpointer]:
+def _checkpointer() -> Iterator[Any]:
     """Orbax without reports of its own; what matters in them is in the exceptions.
+
+    Orbax takes a third of a second to import, and only converted folders need it.
+    """
+    with _quiet():
+        ocp = importlib.import_module("orbax.checkpoint")
+        handler = ocp.PyTreeCheckpointHandler(use_compression=False)
+        with contextlib.closing(ocp.Checkpointer(handler)) as checkpointer:
+            yield checkpointer
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Orbax's log lines off, and keep it from setting up logging for the whole program.
 
     After a failure TensorStore's threads and asyncio still report on the other operations of the
     group, whenever those end, so what drops these reports stays then.
     """
-    log, hook = logging.getLogger("absl"), sys.unraisablehook
-    level = log.level
-    log.setLevel(logging.CRITICAL)
+    absl, hook = logging.getLogger("absl"), sys.unraisablehook
+    level = absl.level
+    absl.setLevel(logging.CRITICAL)
+    any_handler = logging.NullHandler()  # finding none, absl would print every library's lines
+    logging.root.addHandler(any_handler)
     sys.unraisablehook = partial(_except_late, hook)
     logging.getLogger("asyncio").addFilter(_is_not_late)
     try:
-        handler = ocp.PyTreeCheckpointHandler(use_compression=False)
-        with contextlib.closing(ocp.Checkpointer(handler)) as checkpointer:
-            yield checkpointer
+        yield
         sys.unraisablehook = hook
         logging.getLogger("asyncio").removeFilter(_is_not_late)
     finally:
-        log.setLevel(level)
+        logging.root.removeHandler(any_handler)
+        absl.setLevel(level)
 
 
 def _except_late(

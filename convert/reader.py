@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from flax import nnx
 
-from lynx_jax.backends import get_backend
+from lynx_jax.backends import ReferenceBackend
 from lynx_jax.models import Family
 from lynx_jax.models.config import DecoderConfig
 
@@ -60,7 +60,7 @@ def dotted(path: Iterable[object]) -> str:
 
 def canonical_shapes(family: Family, config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     """Path and shape of every parameter that a config asks for; computes nothing."""
-    backend = get_backend("reference")  # keeps experts stacked
+    backend = ReferenceBackend()  # keeps experts stacked
     model = nnx.eval_shape(lambda: family.model_class(config, backend=backend, rngs=nnx.Rngs(0)))
     flat = nnx.to_flat_state(nnx.state(model))
     return {dotted(path): tuple(variable.shape) for path, variable in flat}

@@ -1,6 +1,6 @@
 """Peak memory of a conversion: writes a random checkpoint, converts it, prints the peak.
 
-    python scripts/measure_convert_memory.py --folder FOLDER [--shape qwen3_moe|mixtral] [--layers 5]
+    python scripts/measure_convert_memory.py --folder FOLDER [--shape S] [--layers N] [-- OPTIONS]
 
 The checkpoint and the result are removed at the end. Needs twice the checkpoint's size on the disk.
 """

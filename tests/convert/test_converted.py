@@ -1,7 +1,9 @@
 """Reading converted folders that are damaged or do not fit."""
 
 import json
+import logging
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,13 @@ def fails(folder: Path, message: str) -> None:
 
 def test_pristine(folder: Path) -> None:
     read_all(folder)
+
+
+def test_reading_sets_up_no_logging_and_leaves_the_hooks(folder: Path) -> None:
+    before = (list(logging.root.handlers), logging.getLogger("absl").level, sys.unraisablehook)
+    read_all(folder)
+    after = (list(logging.root.handlers), logging.getLogger("absl").level, sys.unraisablehook)
+    assert after == before
 
 
 def test_without_manifest(folder: Path) -> None:
