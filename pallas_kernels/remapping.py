@@ -1,6 +1,7 @@
 """Critical set, remapper and compaction of Lynx (arXiv 2411.08982)."""
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from lynx_jax.pallas_kernels.topk import top_k, top_k_lexicographic
@@ -34,7 +35,7 @@ def critical_set(
       floor: each live row's first ``floor`` experts by logit survive whatever their score.
     """
     num_experts = scores.shape[-1]
-    scores = jnp.where(logits == -jnp.inf, jnp.iinfo(scores.dtype).min, scores)
+    scores = jnp.where(logits == -jnp.inf, np.iinfo(np.int32).min, scores)
     survivors = expert_union(top_k_lexicographic(scores, logits, k), live, num_experts)
     if floor:
         survivors |= expert_union(top_k(logits, floor), live, num_experts)
