@@ -17,12 +17,12 @@ from lynx_jax.convert.folder import read_config
 from lynx_jax.generation import GenerationBatch, GenerationResult, Generator
 from lynx_jax.loading import LoadedModel, load, resolve
 from lynx_jax.models import get_family
-from lynx_jax.policies import Policy
+from lynx_jax.policies import Policy, TopK
 from lynx_jax.policy_spec import parse_policy
 from lynx_jax.prompts import Prompt
 from lynx_jax.requests import SamplingParams
 
-_log = logging.getLogger("lynx_jax")
+_log = logging.getLogger(__name__)
 
 
 def execute(args: argparse.Namespace, prompts: Sequence[Prompt], sampling: SamplingParams) -> None:
@@ -36,6 +36,9 @@ def execute(args: argparse.Namespace, prompts: Sequence[Prompt], sampling: Sampl
     with _logging_to_stderr():
         policy = _read_policy(args.model, args.policy)
         loaded = _load(args, policy)
+        rows = min(len(prompts), args.max_batch)
+        if policy != TopK() and rows < policy.min_rows:
+            _log.info("the policy acts from %d rows on; this batch has %d", policy.min_rows, rows)
         options = {
             "max_new_tokens": args.max_new_tokens,
             "sampling": sampling,
@@ -61,15 +64,18 @@ def execute(args: argparse.Namespace, prompts: Sequence[Prompt], sampling: Sampl
 
 @contextmanager
 def _logging_to_stderr() -> Iterator[None]:
+    """Show this program's messages and the package's warnings, each once and as plain lines."""
+    package = logging.getLogger("lynx_jax")
     handler = logging.StreamHandler(sys.stderr)
-    level = _log.level
-    _log.addHandler(handler)
+    before = _log.level, package.propagate
+    package.addHandler(handler)
+    package.propagate = False  # libraries give the root logger a handler of their own
     _log.setLevel(logging.INFO)
     try:
         yield
     finally:
-        _log.setLevel(level)
-        _log.removeHandler(handler)
+        package.removeHandler(handler)
+        _log.level, package.propagate = before
 
 
 def _read_policy(model: str, text: str) -> Policy:
