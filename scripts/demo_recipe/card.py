@@ -57,7 +57,12 @@ def summarise_log(path: Path) -> dict[str, Any]:
         "dropped": trained[-1]["dropped"],
         "settings": begun[-1]["settings"],
         "plans": [
-            (entry["step"], entry["settings"]["steps"], entry["settings"]["tokens_per_step"])
+            (
+                entry["step"],
+                entry["settings"]["steps"],
+                entry["settings"]["tokens_per_step"],
+                entry["mixture"]["sums"],
+            )
             for entry in begun
         ],
     }
@@ -110,11 +115,11 @@ def _filled(paragraph: str) -> str:
     return textwrap.fill(paragraph, 100, break_on_hyphens=False)
 
 
-def _plans(plans: list[tuple[int, int, int]]) -> str:
+def _plans(plans: list[tuple[int, int, int, float]]) -> str:
     """How the run was planned; each resumption may have changed the plan."""
     planned = [
-        f"from step {first:,} towards {total:,} with {batch:,} tokens a step"
-        for first, total, batch in plans
+        f"from step {first:,} towards {total:,} with {batch:,} tokens a step, {sums:.0%} of them sums"
+        for first, total, batch, sums in plans
     ]
     return "; then ".join(planned)
 

@@ -17,15 +17,15 @@ END_OF_TEXT = "<|endoftext|>"
 SPECIALS = (END_OF_TEXT, chat.START, chat.END)
 # Share of the training windows that comes from each domain.
 MIXTURE = {
-    "docs": 0.21,
-    "stdlib": 0.20,
-    "libraries": 0.23,
-    "plays": 0.15,
-    "sums": 0.11,
-    "chat": 0.10,
+    "docs": 0.18,
+    "stdlib": 0.17,
+    "libraries": 0.20,
+    "plays": 0.13,
+    "sums": 0.20,
+    "chat": 0.12,
 }
 SHORT_DOMAINS = ("sums", "chat")
-SUM_DOCUMENTS = 260_000
+SUM_DOCUMENTS = 120_000
 CHAT_DOCUMENTS = 70_000
 HELD_OUT_SHORT = 600
 

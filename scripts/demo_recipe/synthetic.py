@@ -172,9 +172,9 @@ def as_question(item: Problem, rng: random.Random) -> tuple[str, str]:
 
 def document(rng: random.Random) -> str:
     """A training text of several plain problems, none of them held out."""
-    if rng.random() < 0.5:
+    if rng.random() < 0.3:
         item = sample(rng, held_out=False, kinds=("trace",))
         return f"{item.prompt}{item.answer}\n"
     kinds: tuple[Kind, ...] = ("add", "sub", "add", "sub", "mul", "compare")
-    items = [sample(rng, held_out=False, kinds=kinds) for _ in range(rng.randrange(1, 7))]
+    items = [sample(rng, held_out=False, kinds=kinds) for _ in range(rng.randrange(1, 11))]
     return "".join(f"{item.prompt}{item.answer}\n" for item in items)

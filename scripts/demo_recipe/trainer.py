@@ -33,11 +33,11 @@ class Settings:
     """What a run is: the model's sizes, the batches, the optimiser and the auxiliary losses."""
 
     shape: Shape = field(default_factory=Shape)
-    steps: int = 3200
+    steps: int = 2350
     tokens_per_step: int = 4096
     length: int = 256
     long_length: int = 1024
-    long_share: float = 0.08
+    long_share: float = 0.1
     peak_rate: float = 2.5e-3
     final_rate: float = 2e-5
     warmup: int = 200
@@ -189,7 +189,8 @@ class Trainer:
         state = restore(path, settings) if resumed else initial_state(settings)
         step = first = int(state.step)
         event = "resume" if resumed else "start"
-        self._log({"event": event, "step": step, "settings": dataclasses.asdict(settings)})
+        plan = {"settings": dataclasses.asdict(settings), "mixture": dataset.MIXTURE}
+        self._log({"event": event, "step": step} | plan)
         meter = _Meter(step)
         saved_at = time.time()
         while step < settings.steps and not self._stopped:
