@@ -118,7 +118,7 @@ def _filled(paragraph: str) -> str:
 def _plans(plans: list[tuple[int, int, int, float]]) -> str:
     """How the run was planned; each resumption may have changed the plan."""
     planned = [
-        f"from step {first:,} towards {total:,} with {batch:,} tokens a step, {sums:.0%} of them sums"
+        f"from step {first:,} towards {total:,} with {batch:,} tokens a step, {sums:.0%} sums"
         for first, total, batch, sums in plans
     ]
     return "; then ".join(planned)

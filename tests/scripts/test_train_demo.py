@@ -183,7 +183,7 @@ def test_card_reports_the_measured_numbers(
     text = card.model_card(data.parent, 6, 768, results)
     assert f"| docs | {losses['docs']:.3f} |" in text
     assert "25.0%" in text
-    assert "from step 0 towards 6 with 128 tokens a step, 20% of them sums" in text
+    assert "from step 0 towards 6 with 128 tokens a step, 20% sums" in text
 
 
 def _choices(rows: int, k: int, experts: int) -> tuple[jax.Array, jax.Array]:
