@@ -90,7 +90,13 @@ class Tokenizer:
           text: any text; special tokens written out in it become their ids.
           add_special_tokens: add what opens or closes a text. False for the output of
             ``apply_chat_template``, which already holds them.
+
+        Raises:
+          InputError: the text holds half of a surrogate pair, as invalid UTF-8 on a command line or
+            a lone escape in JSON leaves behind.
         """
+        if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
+            raise InputError("expected text in valid Unicode, got one with a lone surrogate")
         plain: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         if not add_special_tokens:
             return plain

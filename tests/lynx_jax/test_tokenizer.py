@@ -70,6 +70,11 @@ def test_bos_written_by_the_user_is_kept(folder: Path) -> None:
     assert tokenizer.encode("<s>fox") == [1, *plain]
 
 
+def test_text_that_is_no_unicode_is_refused(folder: Path) -> None:
+    with pytest.raises(InputError, match="surrogate"):
+        Tokenizer.from_folder(folder).encode("a\udcff")
+
+
 def test_token_that_only_the_config_calls_special_is_skipped(folder: Path) -> None:
     _configure(folder, pad_token="▁stop", unk_token="[beyond the vocabulary]")
     tokenizer = Tokenizer.from_folder(folder)
