@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lynx_jax import generate_run
-from lynx_jax.generate import build_parser, run
+from lynx_jax.generate_cli import build_parser, run
 from lynx_jax.generation import generate
 from lynx_jax.loading import LoadedModel
 from lynx_jax.policies import Policy
@@ -257,7 +257,7 @@ def test_interrupt_ends_with_130(
 _PROGRAM = """
 import sys
 from lynx_jax import generate_run
-from lynx_jax.generate import main
+from lynx_jax.generate_cli import main
 from lynx_jax.policies import TopK
 from lynx_jax.tokenizer import Tokenizer
 from tests.lynx_jax.conftest import byte_fallback_backend
@@ -309,7 +309,7 @@ def test_reader_that_leaves_is_no_error() -> None:
 
 def test_help_names_every_option_and_needs_no_jax() -> None:
     code = (
-        "import sys, lynx_jax.generate as g\n"
+        "import sys, lynx_jax.generate_cli as g\n"
         "try: g.run(['--help'])\nfinally: assert 'jax' not in sys.modules"
     )
     result = subprocess.run(

@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-import lynx_jax.generate
+import lynx_jax
 from lynx_jax.comparison import agreement, compare
 from lynx_jax.errors import InputError
 from lynx_jax.generation import GenerationResult, Generator, generate
@@ -187,5 +187,5 @@ def test_policies_are_given_as_values_or_text(loaded: LoadedModel) -> None:
     assert Generator(loaded, policy=OEA(2)).policy == OEA(2)
 
 
-def test_the_module_of_the_command_can_be_called(loaded: LoadedModel) -> None:
+def test_generate_is_a_function_of_the_package(loaded: LoadedModel) -> None:
     assert lynx_jax.generate(loaded, "the", max_new_tokens=2).results

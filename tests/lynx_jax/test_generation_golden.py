@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from lynx_jax.generate import run
+from lynx_jax.generate_cli import run
 from lynx_jax.generation import generate
 from lynx_jax.loading import LoadedModel, load
 
