@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from demo_recipe import corpus, dataset
-from demo_recipe.evaluate import PROBLEMS, WINDOW_LENGTH, WINDOWS, Results
+from demo_recipe.evaluate import WINDOW_LENGTH, WINDOWS, Results
+from demo_recipe.synthetic import LARGEST
 from demo_recipe.trainer import LOG
 
 _SOURCES = {
@@ -28,12 +29,11 @@ _SOURCES = {
 }
 
 _KINDS = {
-    "add": "`a + b`, up to two digits, held-out pairs",
-    "sub": "`a - b`, up to two digits, held-out pairs",
-    "mul": "`a * b`, one digit: the whole table, which is trained",
-    "compare": "`>>> a < b`, up to two digits, held-out pairs",
-    "trace": "what a small program prints, held-out programs",
-    "chat": "held-out additions, subtractions, comparisons and traces asked in words",
+    "add": "`a + b =`",
+    "sub": "`a - b =`",
+    "mul": "`a * b =`, one digit",
+    "compare": "`>>> a < b`",
+    "trace": "what a small program prints",
 }
 
 
@@ -85,7 +85,11 @@ def model_card(work: Path, step: int, tokens: int, results: Results) -> str:
          f"{load.variation:.2f}", f"{load.entropy:.3f}"]
         for layer, load in enumerate(results.load)
     ]  # fmt: skip
-    scores = [[_KINDS[kind], f"{value:.1%}"] for kind, value in results.accuracy.items()]
+    scores = [
+        [_KINDS[score.kind], "held out" if score.held_out else "trained", str(score.count),
+         f"{score.plain:.0%}", f"{score.chat:.0%}"]
+        for score in results.accuracy
+    ]  # fmt: skip
     text = _TEXT.format(
         step=f"{step:,}",
         tokens=f"{tokens / 1e6:.1f}",
@@ -94,14 +98,14 @@ def model_card(work: Path, step: int, tokens: int, results: Results) -> str:
         dropped=f"{run['dropped']:.1%}",
         windows=WINDOWS,
         window=WINDOW_LENGTH,
-        problems=PROBLEMS,
+        largest=LARGEST,
         sources=_table(
             ["domain", "text", "licence", "training tokens", "held out", "share of batches"],
             sources,
         ),
         losses=_table(["domain", "nats a token"], losses),
         loads=_table(["layer", "max / mean", "min / mean", "std / mean", "entropy"], loads),
-        scores=_table(["problem", "exactly right"], scores),
+        scores=_table(["problem", "side", "asked", "right", "right in chat"], scores),
         **{name: settings[name] for name in _SHOWN},
         **settings["shape"],
     )
@@ -144,8 +148,8 @@ Form: Qwen3-MoE, {num_hidden_layers} layers, width {hidden_size}, {num_attention
 
 ## Data
 
-Files are cleaned, deduplicated by their lines and split by file; of the generated problems a fixed
-tenth, chosen by a hash, is never trained on in any wording.
+Files are cleaned, deduplicated by their lines and split by file; of the generated problems with an
+operand of two digits a fixed tenth, chosen by a hash, is never trained on in any wording.
 
 {sources}
 
@@ -174,7 +178,7 @@ Load of the experts over the same windows, all domains together (entropy 1 is ev
 
 {loads}
 
-Greedy answers, exact match, {problems} problems a row:
+Greedy answers, exact match; operands up to {largest}; "in chat" asks the same in words:
 
 {scores}
 """

@@ -17,11 +17,11 @@ END_OF_TEXT = "<|endoftext|>"
 SPECIALS = (END_OF_TEXT, chat.START, chat.END)
 # Share of the training windows that comes from each domain.
 MIXTURE = {
-    "docs": 0.18,
-    "stdlib": 0.17,
-    "libraries": 0.20,
-    "plays": 0.13,
-    "sums": 0.20,
+    "docs": 0.17,
+    "stdlib": 0.16,
+    "libraries": 0.19,
+    "plays": 0.12,
+    "sums": 0.24,
     "chat": 0.12,
 }
 SHORT_DOMAINS = ("sums", "chat")

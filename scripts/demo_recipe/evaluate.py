@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from flax import nnx
 from safetensors import safe_open
 
 from demo_recipe import dataset, synthetic
-from lynx_jax.generation import Generator
+from lynx_jax.generation import GenerationBatch, Generator
 from lynx_jax.loading import LoadedModel, load
 from lynx_jax.models.decoder import DecoderForCausalLM
 from lynx_jax.policies import TopK
@@ -21,7 +22,7 @@ from lynx_jax.routing import Phase
 
 WINDOWS = 64
 WINDOW_LENGTH = 256
-PROBLEMS = 200
+PROBLEMS = 100
 _BATCH = 16
 
 
@@ -43,18 +44,37 @@ class Load:
 
 
 @dataclass(frozen=True)
+class Score:
+    """Share of exactly right answers to problems of one kind and side.
+
+    Attributes:
+      kind: of the problems.
+      held_out: whether training never showed them.
+      count: how many were asked.
+      plain: share right as a line to go on with.
+      chat: share right as a question through the chat template.
+    """
+
+    kind: synthetic.Kind
+    held_out: bool
+    count: int
+    plain: float
+    chat: float
+
+
+@dataclass(frozen=True)
 class Results:
     """What the card reports.
 
     Attributes:
       losses: nats a token, by domain of held-out text.
       load: by layer.
-      accuracy: share of exactly right answers, by kind of problem; ``chat`` asks in words.
+      accuracy: scores by kind of problem and side.
     """
 
     losses: dict[str, float]
     load: list[Load]
-    accuracy: dict[str, float]
+    accuracy: list[Score]
 
 
 @nnx.jit
@@ -99,45 +119,45 @@ def held_out(loaded: LoadedModel, data: Path) -> tuple[dict[str, float], list[Lo
     return losses, [load_of(layer) for layer in np.asarray(total)]
 
 
-def problems(kind: synthetic.Kind, count: int, seed: int = 1) -> list[synthetic.Problem]:
-    """Distinct held-out problems of a kind (of ``mul`` the whole table, which is trained)."""
-    rng = random.Random(f"{kind} {seed}")
-    if kind == "mul":
-        return [
-            synthetic.Problem("mul", f"{a} * {b} =", f" {a * b}", False)
-            for a in range(10)
-            for b in range(10)
-        ]
-    found: dict[str, synthetic.Problem] = {}
-    while len(found) < count:
-        item = synthetic.sample(rng, held_out=True, kinds=(kind,))
-        found[item.prompt] = item
-    return list(found.values())
+def problems(kind: synthetic.Kind, *, held_out: bool) -> list[synthetic.Problem]:
+    """Up to ``PROBLEMS`` distinct problems of one side, in a random but fixed order."""
+    rng = random.Random(kind)
+    if kind == "trace":
+        found: dict[str, synthetic.Problem] = {}
+        while len(found) < PROBLEMS:
+            item = synthetic.sample(rng, held_out=held_out, kinds=(kind,))
+            found[item.prompt] = item
+        return list(found.values())
+    items = [item for item in synthetic.all_facts(kind) if item.held_out == held_out]
+    rng.shuffle(items)
+    return items[:PROBLEMS]
 
 
-def accuracy(loaded: LoadedModel, count: int = PROBLEMS) -> dict[str, float]:
-    """Share of problems answered exactly, greedily, with plain top-k routing."""
+def accuracy(loaded: LoadedModel) -> list[Score]:
+    """Scores of greedy answers with plain top-k routing, on both sides and in both wordings."""
     generator = Generator(loaded, policy="off", max_batch=_BATCH)
-    scores = {}
-    for kind in synthetic.KINDS:
-        items = problems(kind, count)
-        batch = generator.generate([item.prompt for item in items], max_new_tokens=12, stop=("\n",))
-        right = [
-            r.text.strip() == i.answer.strip() for r, i in zip(batch.results, items, strict=True)
-        ]
-        scores[kind] = sum(right) / len(right)
     rng = random.Random(0)
-    asked = [
-        synthetic.as_question(item, rng)
-        for kind in ("add", "sub", "compare", "trace")
-        for item in problems(kind, count // 4, seed=2)
-    ]
-    batch = generator.generate(
-        [[{"role": "user", "content": question}] for question, _ in asked], max_new_tokens=24
-    )
-    right = [r.text.strip() == a for r, (_, a) in zip(batch.results, asked, strict=True)]
-    scores["chat"] = sum(right) / len(right)
+    scores = []
+    for kind in synthetic.KINDS:
+        for held_out in (False, True):
+            items = problems(kind, held_out=held_out)
+            if not items:
+                continue
+            asked = [synthetic.as_question(item, rng) for item in items]
+            lines = generator.generate([i.prompt for i in items], max_new_tokens=12, stop=("\n",))
+            chats = generator.generate(
+                [[{"role": "user", "content": question}] for question, _ in asked],
+                max_new_tokens=24,
+            )
+            plain = _share_right(lines, [item.answer for item in items])
+            chat = _share_right(chats, [answer for _, answer in asked])
+            scores.append(Score(kind, held_out, len(items), plain, chat))
     return scores
+
+
+def _share_right(batch: GenerationBatch, answers: Sequence[str]) -> float:
+    pairs = zip(batch.results, answers, strict=True)
+    return sum(result.text.strip() == answer.strip() for result, answer in pairs) / len(answers)
 
 
 def trained(folder: Path) -> tuple[int, int]:
@@ -147,8 +167,8 @@ def trained(folder: Path) -> tuple[int, int]:
     return int(metadata["step"]), int(metadata["tokens"])
 
 
-def evaluate(folder: Path, data: Path, count: int = PROBLEMS) -> Results:
+def evaluate(folder: Path, data: Path) -> Results:
     """All measures of the model in ``folder`` on the held-out side of ``data``."""
     loaded = load(folder)
     losses, load_by_layer = held_out(loaded, data)
-    return Results(losses, load_by_layer, accuracy(loaded, count))
+    return Results(losses, load_by_layer, accuracy(loaded))

@@ -1,8 +1,9 @@
 """Generated sums, comparisons and traces of small programs, with answers that can be scored.
 
-A sum or comparison with an operand of two digits may be *held out*: a fixed tenth of them, chosen
-by a hash, never occurs in training in any wording. Facts of one digit are all trained: a
-multiplication table cannot be inferred, only learnt. Traces are held out by their whole text.
+Operands go up to `LARGEST`. A sum or comparison with an operand of two digits may be *held out*: a
+fixed tenth of them, chosen by a hash, never occurs in training in any wording. Facts of one digit
+are all trained: a multiplication table cannot be inferred, only learnt. Traces are held out by
+their whole text.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ Kind = Literal["add", "sub", "mul", "compare", "trace"]
 
 KINDS: tuple[Kind, ...] = ("add", "sub", "mul", "compare", "trace")
 HELD_OUT_ONE_IN = 10
+LARGEST = 20
 
 _WORDS = {"add": "plus", "sub": "minus", "mul": "times"}
 _SIGNS = {"add": "+", "sub": "-", "mul": "*"}
@@ -48,7 +50,7 @@ def is_held_out(kind: Kind, a: int, b: int) -> bool:
 def _operands(kind: Kind, rng: random.Random) -> tuple[int, int]:
     if kind == "mul":
         return rng.randrange(10), rng.randrange(10)
-    a, b = (rng.randrange(10 if rng.random() < 0.25 else 100) for _ in range(2))
+    a, b = (rng.randrange(10 if rng.random() < 0.5 else LARGEST + 1) for _ in range(2))
     if kind == "sub" and a < b:
         a, b = b, a
     if kind == "compare" and a == b:
@@ -60,20 +62,25 @@ def _value(kind: Kind, a: int, b: int) -> int:
     return {"add": a + b, "sub": a - b, "mul": a * b}[kind]
 
 
-def sum_problem(kind: Kind, rng: random.Random) -> Problem:
+def sum_problem(kind: Kind, a: int, b: int) -> Problem:
     """``12 + 7 = 19``: one line with the answer at its end."""
-    a, b = _operands(kind, rng)
-    return Problem(
-        kind, f"{a} {_SIGNS[kind]} {b} =", f" {_value(kind, a, b)}", is_held_out(kind, a, b)
-    )
+    prompt, answer = f"{a} {_SIGNS[kind]} {b} =", f" {_value(kind, a, b)}"
+    return Problem(kind, prompt, answer, is_held_out(kind, a, b))
 
 
-def compare_problem(rng: random.Random) -> Problem:
+def compare_problem(a: int, b: int, sign: str) -> Problem:
     """A comparison at the interpreter's prompt."""
-    a, b = _operands("compare", rng)
-    sign = rng.choice("<>")
     truth = a < b if sign == "<" else a > b
     return Problem("compare", f">>> {a} {sign} {b}\n", str(truth), is_held_out("compare", a, b))
+
+
+def all_facts(kind: Kind) -> list[Problem]:
+    """Every sum or comparison that is in range."""
+    operands = range(10 if kind == "mul" else LARGEST + 1)
+    pairs = [(a, b) for a in operands for b in operands]
+    if kind == "compare":
+        return [compare_problem(a, b, sign) for a, b in pairs if a != b for sign in "<>"]
+    return [sum_problem(kind, a, b) for a, b in pairs if kind != "sub" or a >= b]
 
 
 def _assignments(rng: random.Random) -> tuple[str, bool]:
@@ -136,11 +143,12 @@ def trace_problem(rng: random.Random) -> Problem:
 
 def problem(kind: Kind, rng: random.Random) -> Problem:
     """A random problem of one kind, held out or not."""
-    if kind == "compare":
-        return compare_problem(rng)
     if kind == "trace":
         return trace_problem(rng)
-    return sum_problem(kind, rng)
+    a, b = _operands(kind, rng)
+    if kind == "compare":
+        return compare_problem(a, b, rng.choice("<>"))
+    return sum_problem(kind, a, b)
 
 
 def sample(rng: random.Random, *, held_out: bool, kinds: tuple[Kind, ...] = KINDS) -> Problem:
@@ -172,7 +180,7 @@ def as_question(item: Problem, rng: random.Random) -> tuple[str, str]:
 
 def document(rng: random.Random) -> str:
     """A training text of several plain problems, none of them held out."""
-    if rng.random() < 0.3:
+    if rng.random() < 0.2:
         item = sample(rng, held_out=False, kinds=("trace",))
         return f"{item.prompt}{item.answer}\n"
     kinds: tuple[Kind, ...] = ("add", "sub", "add", "sub", "mul", "compare")

@@ -179,11 +179,12 @@ def test_card_reports_the_measured_numbers(
     assert all(0 < value < uniform + 1 for value in losses.values())
     counts = {name: {"tokens": 1000} for name in dataset.MIXTURE}
     (data / "data.json").write_text(json.dumps({"train": counts, "held_out": counts}))
-    results = evaluate.Results(losses, loads, {"add": 0.25, "chat": 0.5})
+    scores = [evaluate.Score("add", held_out=True, count=40, plain=0.25, chat=0.5)]
+    results = evaluate.Results(losses, loads, scores)
     text = card.model_card(data.parent, 6, 768, results)
     assert f"| docs | {losses['docs']:.3f} |" in text
-    assert "25.0%" in text
-    assert "from step 0 towards 6 with 128 tokens a step, 20% sums" in text
+    assert "| `a + b =` | held out | 40 | 25% | 50% |" in text
+    assert "from step 0 towards 6 with 128 tokens a step, 24% sums" in text
 
 
 def _choices(rows: int, k: int, experts: int) -> tuple[jax.Array, jax.Array]:
@@ -361,3 +362,12 @@ def test_definitions_are_read_from_documentation() -> None:
     found = list(chat.definitions([corpus.Document("docs", "x", text)]))
     expected = "Return a new sorted list from the items in *iterable*; see `list.sort`."
     assert found == [("sorted", expected)]
+
+
+def test_scored_problems_are_distinct_and_of_their_side() -> None:
+    for kind in synthetic.KINDS:
+        for held_out in (False, True):
+            items = evaluate.problems(kind, held_out=held_out)
+            assert len({item.prompt for item in items}) == len(items) <= evaluate.PROBLEMS
+            assert all(item.held_out == held_out for item in items)
+            assert bool(items) == (not held_out or kind != "mul")
