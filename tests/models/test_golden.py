@@ -58,9 +58,17 @@ def assert_same_experts(routing, want, layer):
     )
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
-    "case", ["mixtral", "mixtral_window", "qwen3_moe", "qwen3_moe_dense", "qwen3_moe_60"]
+    ("case", "backend"),
+    [
+        ("mixtral", "loop"),
+        ("mixtral", "reference"),
+        ("mixtral_window", "loop"),
+        ("qwen3_moe", "loop"),
+        ("qwen3_moe_dense", "loop"),
+        ("qwen3_moe_dense", "reference"),
+        ("qwen3_moe_60", "loop"),
+    ],
 )
 def test_decoding_through_the_cache_equals_the_reference(case, backend):
     ids = expected(case)["input_ids"]
