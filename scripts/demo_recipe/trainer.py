@@ -33,7 +33,7 @@ class Settings:
     """What a run is: the model's sizes, the batches, the optimiser and the auxiliary losses."""
 
     shape: Shape = field(default_factory=Shape)
-    steps: int = 2800
+    steps: int = 3050
     tokens_per_step: int = 4096
     length: int = 256
     long_length: int = 1024
