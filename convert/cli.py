@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn, Self
 
 from tqdm import tqdm
 
+from lynx_jax.arguments import Parser
 from lynx_jax.convert.numerics import DTYPES
 from lynx_jax.errors import InputError
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line's options."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="lynx-convert",
         description="Convert a Hugging Face MoE checkpoint (safetensors) for lynx_jax. Memory use "
         "is bounded whatever the model's size; DST appears complete or not at all.",

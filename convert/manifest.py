@@ -109,6 +109,8 @@ def _tensor(raw: dict[str, Any]) -> ManifestTensor:
         dtype=raw["dtype"],
         parts=tuple(Part(p["group"], p["start"], p["stop"]) for p in raw["parts"]),
     )
+    if not all(isinstance(name, str) for name in (tensor.dtype, *(p.group for p in tensor.parts))):
+        raise TypeError("names of dtypes and groups that are no text")
     end = 0
     for part in tensor.parts:
         if part.start != end or part.stop <= part.start:

@@ -110,7 +110,7 @@ def _parse(path: Path, header: bytes, data: int) -> Iterator[StoredTensor]:
         for name, entry in entries.items():
             if name != "__metadata__":
                 yield _stored_tensor(path, name, entry, data)
-    except (ValueError, TypeError, KeyError, AttributeError) as e:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
         raise InputError(f"{path}: its safetensors header is damaged ({e}); copy it again") from e
 
 

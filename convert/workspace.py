@@ -25,6 +25,8 @@ def appearing(destination: Path) -> Iterator[Path]:
       InputError: the destination exists, its parent does not, or another process is writing it.
     """
     _require_new(destination)
+    if destination.name.endswith(SUFFIX):
+        raise InputError(f"{destination}: names that end in {SUFFIX} mark unfinished conversions")
     if not destination.parent.is_dir():
         raise InputError(f"{destination.parent}: no such folder; create it first")
     folder = destination.with_name(destination.name + SUFFIX)

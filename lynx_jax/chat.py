@@ -17,6 +17,9 @@ from lynx_jax.files import read_json, read_text
 
 type Message = Mapping[str, Any]
 
+# What the expressions of a template may raise.
+_TEMPLATE_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError)
+
 
 class ChatTemplate:
     """A compiled chat template, run in a sandbox that cannot reach or change Python objects.
@@ -75,7 +78,7 @@ class ChatTemplate:
         }
         try:
             return self._template.render(context)
-        except (jinja2.TemplateError, TypeError, ValueError) as e:
+        except (jinja2.TemplateError, TypeError, ValueError, *_TEMPLATE_ERRORS) as e:
             reason = " ".join(str(e).split())
             raise InputError(f"the chat template refuses these messages: {reason}") from e
 

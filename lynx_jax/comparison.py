@@ -72,7 +72,7 @@ def compare(
     policy: str | Policy = "lynx",
     max_new_tokens: int = 128,
     sampling: SamplingParams | None = None,
-    stop: Sequence[str] = (),
+    stop: str | Sequence[str] = (),
     ignore_eos: bool = False,
     max_batch: int = 16,
 ) -> Comparison:

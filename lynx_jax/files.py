@@ -34,6 +34,8 @@ def read_json(path: Path) -> dict[str, Any]:
             f"{path}: expected JSON, but line {e.lineno} does not parse ({e.msg}); "
             "the file may be cut off"
         ) from e
+    except (ValueError, RecursionError) as e:
+        raise InputError(f"{path}: expected JSON, got too deep nesting or too long a number") from e
     if not isinstance(value, dict):
         raise InputError(f"{path}: expected a JSON object, got {type(value).__name__}")
     return value

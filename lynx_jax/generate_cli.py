@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from lynx_jax.arguments import Parser
 from lynx_jax.errors import InputError
 from lynx_jax.prompts import Prompt, as_messages, read_prompts, read_stdin
 from lynx_jax.requests import SamplingParams
@@ -25,16 +26,9 @@ Exit codes: 0; 2 for bad input, with one line that says what is wrong; 130 after
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    """Errors are one line, as those of the rest of the program."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message}; see --help\n")
-
-
 def build_parser() -> argparse.ArgumentParser:
     """The command line's options."""
-    parser = _Parser(
+    parser = Parser(
         prog="lynx-generate",
         description="Generate text with a Mixture-of-Experts checkpoint. Several prompts decode\n"
         "as one batch. Text goes to standard output, everything else to standard error.",
@@ -230,10 +224,18 @@ def run(argv: Sequence[str] | None = None) -> int:
         print("\ninterrupted", file=sys.stderr)
         return _INTERRUPTED
     except BrokenPipeError:
-        # Whoever read the text has left. Python would complain when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # whoever read the text has left
         return _BROKEN_PIPE
+    except OSError as e:
+        _drop_output()
+        print(f"error: {e}", file=sys.stderr)
+        return 2
     return 0
+
+
+def _drop_output() -> None:
+    """Send what is left for standard output nowhere; Python would complain at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def main() -> NoReturn:

@@ -76,7 +76,7 @@ class Generator:
         *,
         max_new_tokens: int = 128,
         sampling: SamplingParams | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
         on_text: Callable[[int, str], None] | None = None,
         on_result: Callable[[int, GenerationResult], None] | None = None,
@@ -85,6 +85,7 @@ class Generator:
         prompts = [prompts] if isinstance(prompts, str) else prompts
         if not prompts:
             raise InputError("expected at least one prompt, got none")
+        stop = [stop] if isinstance(stop, str) else stop
         sampling = SamplingParams() if sampling is None else sampling
         encoded = [_encode(self._loaded, p, n) for n, p in enumerate(prompts, start=1)]
         requests = [
@@ -169,7 +170,7 @@ def generate(
     policy: str | Policy = "lynx",
     max_new_tokens: int = 128,
     sampling: SamplingParams | None = None,
-    stop: Sequence[str] = (),
+    stop: str | Sequence[str] = (),
     ignore_eos: bool = False,
     max_batch: int = 16,
     on_text: Callable[[int, str], None] | None = None,
@@ -188,7 +189,7 @@ def generate(
       max_new_tokens: tokens to generate at most; the context of the model is a limit too.
       sampling: how tokens are chosen; None for the likeliest ones. Prompt i, counted from 0,
         takes ``seed + i``.
-      stop: strings that end a text and are cut off. A special token's text works too.
+      stop: a string, or several, that ends a text and is cut off. A special token's text works too.
       ignore_eos: go on past end-of-text tokens.
       max_batch: prompts that decode together; more of them wait for a place.
       on_text: called with a prompt's index and a piece of its text, as soon as it is certain.

@@ -139,7 +139,7 @@ def _eos_token_ids(folder: Path, raw_config: Mapping[str, Any]) -> frozenset[int
     for name, raw in (("config.json", raw_config), (path.name, generation)):
         value = raw.get("eos_token_id")
         ids = [] if value is None else value if isinstance(value, list) else [value]
-        if not all(type(i) is int and i >= 0 for i in ids):
+        if not all(type(i) is int and 0 <= i < 2**31 for i in ids):
             raise InputError(
                 f"{folder / name}: expected eos_token_id as an id or a list of ids, got {value!r}"
             )

@@ -79,6 +79,9 @@ _AUTHORS_CONSTANTS: dict[tuple[int, int], tuple[float, int]] = {
     (8, 128): (3.0, 2),  # Qwen3-30B-A3B
 }
 
+# Beyond any use; up to here alpha times a logit is finite in float32 and scores fit into int32.
+_LARGEST_ALPHA, _LARGEST_BETA = 1e6, 1000
+
 
 @dataclass(frozen=True)
 class Lynx:
@@ -101,10 +104,14 @@ class Lynx:
     min_rows: int = 2
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.alpha) and self.alpha > 0):
-            raise InputError(f"lynx: expected a finite alpha above 0, got {self.alpha}")
-        if self.beta < 1:
-            raise InputError(f"lynx: expected a whole beta of at least 1, got {self.beta}")
+        if not 0 < self.alpha <= _LARGEST_ALPHA:
+            raise InputError(
+                f"lynx: expected an alpha above 0 and up to {_LARGEST_ALPHA:g}, got {self.alpha}"
+            )
+        if not 1 <= self.beta <= _LARGEST_BETA:
+            raise InputError(
+                f"lynx: expected a whole beta from 1 to {_LARGEST_BETA}, got {self.beta}"
+            )
         if self.floor is not None and self.floor < 0:
             raise InputError(f"lynx: expected a floor of at least 0, got {self.floor}")
         _check_min_rows("lynx", self.min_rows)
@@ -248,5 +255,5 @@ def _best_rank(choice: Float[Array, "rows experts"], live: Bool[Array, " rows"],
 
 
 def _check_min_rows(policy: str, min_rows: int) -> None:
-    if min_rows < 1:
-        raise InputError(f"{policy}: expected min_rows of at least 1, got {min_rows}")
+    if not 1 <= min_rows < 2**31:
+        raise InputError(f"{policy}: expected min_rows from 1 to 2147483647, got {min_rows}")

@@ -64,6 +64,8 @@ def _parse_line(line: str) -> Prompt:
         value = json.loads(line)
     except json.JSONDecodeError as e:
         raise InputError(f"expected JSON, but column {e.colno} does not parse ({e.msg})") from e
+    except (ValueError, RecursionError) as e:
+        raise InputError("expected JSON, got too deep nesting or too long a number") from e
     if isinstance(value, str):
         return _checked_text(value)
     if not isinstance(value, dict) or ("prompt" in value) == ("messages" in value):

@@ -44,7 +44,7 @@ class SamplingParams:
             "temperature of 0 or more",
             self.temperature,
         )
-        _require(self.top_k >= 0, "top_k of 0 (off) or more", self.top_k)
+        _require(0 <= self.top_k < 2**31, "top_k of 0 (off) to 2147483647", self.top_k)
         _require(0 < self.top_p <= 1, "top_p above 0 and up to 1", self.top_p)
         _require(0 <= self.min_p <= 1, "min_p from 0 to 1", self.min_p)
         _require(positive, "repetition_penalty above 0", self.repetition_penalty)

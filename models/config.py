@@ -1,6 +1,7 @@
 """Reading config.json, in the field names of both transformers 4 and 5."""
 
 import dataclasses
+import math
 import typing
 from collections.abc import Mapping
 from typing import Any, ClassVar, NoReturn, Self
@@ -75,7 +76,9 @@ class DecoderConfig:
     def check(self) -> None:
         """Raise ``InputError`` if fields contradict one another."""
         for name in _POSITIVE:
-            require(getattr(self, name) >= 1, f"{name} to be at least 1", getattr(self, name))
+            value = getattr(self, name)
+            require(value >= 1, f"{name} to be at least 1", value)
+            require(value < 2**31, f"{name} below 2147483648", value)
         require(
             self.num_attention_heads % self.num_key_value_heads == 0,
             f"num_attention_heads to be a multiple of num_key_value_heads "
@@ -88,6 +91,9 @@ class DecoderConfig:
             f"num_experts_per_tok from 1 to the layer's {self.num_experts} experts",
             self.num_experts_per_tok,
         )
+        for name in ("rms_norm_eps", "rope_theta"):
+            value = getattr(self, name)
+            require(0 < value < math.inf, f"a finite {name} above 0", value)
         window = self.sliding_window
         require(window is None or window >= 1, "sliding_window null or at least 1", window)
         require(self.hidden_act == "silu", "hidden_act 'silu'", repr(self.hidden_act))
@@ -118,8 +124,9 @@ def _normalise(raw: Mapping[str, Any]) -> dict[str, Any]:
     known["rope_theta"] = _rope_theta(known)
     known.setdefault("sliding_window", None)
     known.setdefault("tie_word_embeddings", False)
-    if "head_dim" not in known and {"hidden_size", "num_attention_heads"} <= known.keys():
-        known["head_dim"] = known["hidden_size"] // known["num_attention_heads"]
+    width, heads = known.get("hidden_size"), known.get("num_attention_heads")
+    if "head_dim" not in known and type(width) is int and type(heads) is int and heads >= 1:
+        known["head_dim"] = width // heads
     if known["rope_theta"] is None:
         del known["rope_theta"]
     return known
@@ -128,6 +135,8 @@ def _normalise(raw: Mapping[str, Any]) -> dict[str, Any]:
 def _rope_theta(known: Mapping[str, Any]) -> float | None:
     """The rotary base; refuses every scaling, since none is implemented."""
     rope = known.get("rope_parameters") or known.get("rope_scaling") or {}
+    if not isinstance(rope, dict):
+        _refuse("rope_parameters", "an object", rope)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
         raise InputError(
@@ -135,7 +144,9 @@ def _rope_theta(known: Mapping[str, Any]) -> float | None:
             "remove rope_scaling to run within the original context length"
         )
     theta = rope.get("rope_theta", known.get("rope_theta"))
-    return None if theta is None else float(theta)
+    if theta is None:
+        return None
+    return float(_checked("rope_theta", float, theta))
 
 
 def _checked(name: str, expected: Any, value: Any) -> Any:

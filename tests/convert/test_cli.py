@@ -156,7 +156,9 @@ def test_bad_options(source: Path, capsys: pytest.CaptureFixture[str], options: 
     with pytest.raises(SystemExit) as caught:
         run([str(source), str(source.parent / "dst"), *options])
     assert caught.value.code == 2
-    assert "Traceback" not in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
 
 
 def test_success(source: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -161,6 +161,12 @@ def test_refuses_a_destination_without_a_parent(source: Path, tmp_path: Path) ->
         convert(source, tmp_path / "a" / "dst")
 
 
+def test_refuses_a_destination_that_could_not_be_loaded(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="unfinished conversions"):
+        convert(source, tmp_path / "dst.partial")
+    assert not (tmp_path / "dst.partial").exists()
+
+
 def spoil(folder: Path, name: str, value: float) -> None:
     """Overwrite the last number of a bfloat16 tensor."""
     stored = open_checkpoint(folder).reader._sources[name].blocks[-1]

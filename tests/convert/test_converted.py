@@ -100,6 +100,8 @@ def in_tensor(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (in_tensor("parts", [{"group": "00000", "start": 1, "stop": 2}]), "is damaged"),
         (in_tensor("shape", [25]), r"1 wrong shape \(norm\.scale is \[25\]"),
         (in_tensor("dtype", "int4"), r"1 wrong dtype \(norm\.scale is int4"),
+        (in_tensor("dtype", ["float32"]), "is damaged"),
+        (in_tensor("parts", [{"group": 0, "start": 0, "stop": 1}]), "is damaged"),
         (in_tensor("dtype", "bfloat16"), "does not hold norm.scale as bfloat16"),
         (in_tensor("parts", [{"group": "00009", "start": 0, "stop": 1}]), "cannot be read"),
         (lambda m: m["tensors"].pop(NORM), r"1 missing \(norm\.scale\)"),

@@ -62,6 +62,7 @@ def entry(offsets: tuple[int, int], shape: list[int], dtype: str = "F32") -> dic
         (b'{"a"', 8, "header is damaged"),
         (b"\xff\xfe", 8, "header is damaged"),
         (b'{"a": 1, "a": 2}', 8, "twice"),
+        (b"[" * 100_000, 8, "header is damaged"),
     ],
 )
 def test_damaged_header(tmp_path: Path, header: object, size: int, message: str) -> None:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -271,11 +271,11 @@ main()
 """
 
 
-def _start(*argv: str) -> subprocess.Popen[str]:
+def _start(*argv: str, stdout: int | IO[str] = subprocess.PIPE) -> subprocess.Popen[str]:
     root = str(Path(__file__).parents[2])
     return subprocess.Popen(
         [sys.executable, "-c", _PROGRAM, "--prompt", "a", "--ignore-eos", *argv],
-        stdout=subprocess.PIPE,
+        stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
         cwd=root,
@@ -305,6 +305,16 @@ def test_reader_that_leaves_is_no_error() -> None:
     assert process.wait(timeout=60) == 141
     assert "Traceback" not in err
     assert "Broken" not in err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_output_that_cannot_be_written_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        process = _start("--max-new-tokens", "4", stdout=full)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "Traceback" not in err
+    assert err.splitlines()[-1].startswith("error: ")
 
 
 def test_help_names_every_option_and_needs_no_jax() -> None:

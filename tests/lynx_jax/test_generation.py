@@ -57,7 +57,11 @@ def test_pieces_join_to_the_texts_and_results_come_once(generator: Generator) ->
 def test_stop_string_cuts_the_text_and_ends_the_row(generator: Generator) -> None:
     full = generator.generate(_PROMPTS, max_new_tokens=12, ignore_eos=True)
     stop = full.results[0].text[3:5]
-    cut = generator.generate(_PROMPTS, max_new_tokens=12, ignore_eos=True, stop=[stop])
+    cut, same = (
+        generator.generate(_PROMPTS, max_new_tokens=12, ignore_eos=True, stop=given)
+        for given in ([stop], stop)
+    )
+    assert same.results == cut.results
     first = cut.results[0]
     assert first.finish_reason == "stop"
     assert first.text == full.results[0].text[: full.results[0].text.index(stop)]

@@ -174,6 +174,12 @@ def write(name: str, content: str) -> Callable[[Path], object]:
         (lambda f: (f / "model.safetensors").unlink(), "expected safetensors files, found none"),
         (lambda f: (f / "config.json").unlink(), "expected config.json"),
         (write("generation_config.json", "["), "generation_config.json: expected JSON"),
+        (write("config.json", "[" * 100_000), "config.json: expected JSON, got too deep nesting"),
+        (write("config.json", "[" + "9" * 5000 + "]"), "too long a number"),
+        (
+            write("generation_config.json", '{"eos_token_id": 2147483648}'),
+            "expected eos_token_id as an id",
+        ),
         (
             write("generation_config.json", '{"eos_token_id": "</s>"}'),
             r"generation_config\.json: expected eos_token_id as an id or a list of ids",

@@ -217,10 +217,10 @@ def test_a_single_expert_a_token_has_no_floor_by_default():
     [
         (lambda: Lynx(0.0, 2), "alpha above 0"),
         (lambda: Lynx(float("nan"), 2), "alpha above 0"),
-        (lambda: Lynx(1.0, 0), "beta of at least 1"),
+        (lambda: Lynx(1.0, 0), "beta from 1"),
         (lambda: Lynx(1.0, 1, floor=-1), "floor of at least 0"),
         (lambda: Lynx(1.0, 1, floor=9).validate(8, 64), "floor of at most k=8"),
-        (lambda: Lynx(1.0, 1, min_rows=0), "min_rows of at least 1"),
+        (lambda: Lynx(1.0, 1, min_rows=0), "min_rows from 1"),
         (lambda: OEA(0), "k0 of at least 1"),
         (lambda: OEA(9).validate(8, 64), "k0 of at most k=8"),
         (lambda: XShare(0), "budget of at least 1"),

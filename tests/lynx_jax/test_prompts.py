@@ -27,6 +27,8 @@ def test_every_form_of_line(tmp_path: Path) -> None:
         ('"a"\nplain text\n', "line 2: expected JSON, but column 1"),
         ("\n\n5", "line 3: expected text or an object"),
         ("{}", "line 1: expected text or an object with either"),
+        ("[" * 100_000, "line 1: expected JSON, got too deep nesting"),
+        ('{"prompt": ' + "9" * 5000 + "}", "too long a number"),
         ('{"prompt": "a", "messages": []}', "either 'prompt' or 'messages'"),
         ('{"prompt": ""}', "at least one character"),
         ('""', "at least one character"),

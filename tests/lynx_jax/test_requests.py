@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from lynx_jax.errors import InputError
-from lynx_jax.requests import Request, Scheduler
+from lynx_jax.requests import Request, SamplingParams, Scheduler
 
 
 def _request(new: int = 3) -> Request:
@@ -56,6 +56,11 @@ def test_request_length_is_prompt_and_text() -> None:
 def test_impossible_requests_are_refused(prompt: tuple[int, ...], new: int, message: str) -> None:
     with pytest.raises(InputError, match=message):
         Request(prompt_ids=prompt, max_new_tokens=new)
+
+
+def test_top_k_beyond_int32_is_refused() -> None:
+    with pytest.raises(InputError, match="top_k of 0"):
+        SamplingParams(temperature=1.0, top_k=2**31)
 
 
 def test_scheduler_needs_no_jax() -> None:

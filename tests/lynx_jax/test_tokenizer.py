@@ -228,6 +228,13 @@ class TestChatTemplate:
             template.render(_HI)
 
     @pytest.mark.parametrize(
+        "source", ["{{ 1 // 0 }}", "{{ '%d' % 'a' }}", "{{ range(10 ** 9) | list }}"]
+    )
+    def test_failing_template_is_an_input_error(self, source: str) -> None:
+        with pytest.raises(InputError, match="refuses these messages"):
+            ChatTemplate(source, {}).render(_HI)
+
+    @pytest.mark.parametrize(
         "source",
         ["{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{{ messages[0].x.y }}"],
     )
