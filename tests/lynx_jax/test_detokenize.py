@@ -46,6 +46,13 @@ def test_byte_fallback_stream_is_the_full_decode_cut_at_the_stop(
     assert _stream(byte_fallback, ids, stops) == _cut(byte_fallback.decode(ids), stops)
 
 
+def test_of_two_stops_in_one_token_the_first_completed_counts(byte_level: Tokenizer) -> None:
+    texts = (byte_level.decode([id_]) for id_ in range(300))
+    text = next(t for t in texts if t.isalpha() and len(t) > 1 and len(set(t)) == len(t))
+    (id_,) = byte_level.encode(text, add_special_tokens=False)
+    assert _stream(byte_level, [id_], [text[1:], text[0]]) == ("", True)
+
+
 @given(st.lists(st.integers(0, 299), max_size=31))
 def test_byte_level_stream_of_any_ids_is_the_full_decode(
     byte_level: Tokenizer, ids: list[int]
