@@ -18,6 +18,7 @@ from lynx_jax.convert.numerics import bits, cast, parse_dtype
 from lynx_jax.convert.reader import TensorInfo, parts
 from lynx_jax.convert.workspace import appearing
 from lynx_jax.errors import InputError
+from lynx_jax.files import read_json
 
 # Files that travel with the weights; a chat template may stand in any of several places.
 _COMPANIONS = (
@@ -91,6 +92,7 @@ def convert(
     source, destination = Path(source), Path(destination)
     target_dtype = None if dtype is None else parse_dtype(dtype)
     job = _Job(open_checkpoint(source), target_dtype, progress or _silent)
+    _require_readable_companions(source)
     with appearing(destination) as folder:
         _require_room(folder, job.num_bytes)
         manifest = job.write(folder)
@@ -181,12 +183,22 @@ class _Job:
             raw["torch_dtype" if "torch_dtype" in raw else "dtype"] = self.dtype.name
             text = json.dumps(raw, indent=2, ensure_ascii=False)
             (folder / "config.json").write_text(text + "\n", encoding="utf-8")
-        for name in _COMPANIONS:
-            path = self.checkpoint.folder / name
+        for path in _companions(self.checkpoint.folder):
             if path.is_dir():
-                shutil.copytree(path, folder / name)
-            elif path.exists():
-                shutil.copyfile(path, folder / name)
+                shutil.copytree(path, folder / path.name)
+            else:
+                shutil.copyfile(path, folder / path.name)
+
+
+def _companions(folder: Path) -> list[Path]:
+    """The files beside the weights that a folder has."""
+    return [path for name in _COMPANIONS if (path := folder / name).exists()]
+
+
+def _require_readable_companions(folder: Path) -> None:
+    for path in _companions(folder):
+        if path.suffix == ".json" and path.name != "vocab.json":
+            read_json(path)
 
 
 def _silent(stage: str, done: int, total: int) -> None:

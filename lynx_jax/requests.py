@@ -39,11 +39,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         positive = math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0
-        _require(
-            math.isfinite(self.temperature) and self.temperature >= 0,
-            "temperature of 0 or more",
-            self.temperature,
-        )
+        _require(0 <= self.temperature <= 1e6, "temperature from 0 to 1e6", self.temperature)
         _require(0 <= self.top_k < 2**31, "top_k of 0 (off) to 2147483647", self.top_k)
         _require(0 < self.top_p <= 1, "top_p above 0 and up to 1", self.top_p)
         _require(0 <= self.min_p <= 1, "min_p from 0 to 1", self.min_p)

@@ -134,19 +134,19 @@ def _normalise(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 def _rope_theta(known: Mapping[str, Any]) -> float | None:
     """The rotary base; refuses every scaling, since none is implemented."""
-    rope = known.get("rope_parameters") or known.get("rope_scaling") or {}
-    if not isinstance(rope, dict):
-        _refuse("rope_parameters", "an object", rope)
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise InputError(
-            f"config.json: rope type {kind!r} is not supported, only 'default'; "
-            "remove rope_scaling to run within the original context length"
-        )
-    theta = rope.get("rope_theta", known.get("rope_theta"))
-    if theta is None:
-        return None
-    return float(_checked("rope_theta", float, theta))
+    theta = known.get("rope_theta")
+    for name in ("rope_scaling", "rope_parameters"):
+        rope = known.get(name, {})
+        if not isinstance(rope, dict):
+            _refuse(name, "an object", rope)
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        if kind != "default":
+            raise InputError(
+                f"config.json: rope type {kind!r} in {name} is not supported, only 'default'; "
+                "without it the model runs within its original context length"
+            )
+        theta = rope.get("rope_theta", theta)
+    return None if theta is None else float(_checked("rope_theta", float, theta))
 
 
 def _checked(name: str, expected: Any, value: Any) -> Any:

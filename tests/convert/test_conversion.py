@@ -125,6 +125,16 @@ def test_companions_travel_unchanged(source: Path, tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("name", ["generation_config.json", "tokenizer_config.json"])
+def test_companions_that_could_not_be_read_are_refused(
+    source: Path, tmp_path: Path, name: str
+) -> None:
+    (source / name).write_text('{"eos_token_id": ')
+    with pytest.raises(InputError, match=f"{name}: expected JSON"):
+        convert(source, tmp_path / "dst")
+    assert siblings(source) == []
+
+
 def test_manifest_and_groups_speak_for_themselves(source: Path, tmp_path: Path) -> None:
     convert(source, tmp_path / "dst")
     manifest = json.loads((tmp_path / "dst" / "manifest.json").read_text())

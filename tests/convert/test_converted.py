@@ -52,6 +52,11 @@ def test_pristine(folder: Path) -> None:
     read_all(folder)
 
 
+def test_a_group_with_a_file_too_many_is_damaged(folder: Path) -> None:
+    (folder / "weights" / "00000" / "stray").write_bytes(b"stray")
+    fails(folder, "is damaged: expected")
+
+
 def test_reading_sets_up_no_logging_and_leaves_the_hooks(folder: Path) -> None:
     before = (list(logging.root.handlers), logging.getLogger("absl").level, sys.unraisablehook)
     read_all(folder)

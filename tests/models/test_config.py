@@ -100,6 +100,13 @@ def test_qwen3_needs_its_fields(name):
         ({"num_experts_per_tok": 13}, "num_experts_per_tok from 1 to the layer's 12"),
         ({"head_dim": 15}, "an even head_dim"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope type 'yarn'"),
+        (
+            {
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+                "rope_scaling": {"type": "linear", "factor": 2.0},
+            },
+            "rope type 'linear' in rope_scaling",
+        ),
         ({"attention_bias": True}, "attention_bias false"),
         ({"mlp_only_layers": [0], "intermediate_size": None}, "intermediate_size"),
         ({"decoder_sparse_step": 0}, "decoder_sparse_step"),
