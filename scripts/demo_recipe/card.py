@@ -62,6 +62,7 @@ def summarise_log(path: Path) -> dict[str, Any]:
                 entry["settings"]["steps"],
                 entry["settings"]["tokens_per_step"],
                 entry["mixture"]["sums"],
+                entry["settings"]["peak_rate"],
             )
             for entry in begun
         ],
@@ -119,11 +120,11 @@ def _filled(paragraph: str) -> str:
     return textwrap.fill(paragraph, 100, break_on_hyphens=False)
 
 
-def _plans(plans: list[tuple[int, int, int, float]]) -> str:
+def _plans(plans: list[tuple[int, int, int, float, float]]) -> str:
     """How the run was planned; each resumption may have changed the plan."""
     planned = [
-        f"from step {first:,} towards {total:,} with {batch:,} tokens a step, {sums:.0%} sums"
-        for first, total, batch, sums in plans
+        f"from step {first:,} towards {total:,} with {batch:,} tokens a step, {sums:.0%} sums, peak {peak}"
+        for first, total, batch, sums, peak in plans
     ]
     return "; then ".join(planned)
 

@@ -184,7 +184,9 @@ def test_card_reports_the_measured_numbers(
     text = card.model_card(data.parent, 6, 768, results)
     assert f"| docs | {losses['docs']:.3f} |" in text
     assert "| `a + b =` | held out | 40 | 25% | 50% |" in text
-    assert "from step 0 towards 6 with 128 tokens a step, 24% sums" in " ".join(text.split())
+    assert "from step 0 towards 6 with 128 tokens a step, 24% sums, peak 0.0025" in " ".join(
+        text.split()
+    )
 
 
 def _choices(rows: int, k: int, experts: int) -> tuple[jax.Array, jax.Array]:
