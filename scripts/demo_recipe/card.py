@@ -123,7 +123,8 @@ def _filled(paragraph: str) -> str:
 def _plans(plans: list[tuple[int, int, int, float, float]]) -> str:
     """How the run was planned; each resumption may have changed the plan."""
     planned = [
-        f"from step {first:,} towards {total:,} with {batch:,} tokens a step, {sums:.0%} sums, peak {peak}"
+        f"from step {first:,} towards {total:,} with {batch:,} tokens a step, "
+        f"{sums:.0%} sums, peak {peak}"
         for first, total, batch, sums, peak in plans
     ]
     return "; then ".join(planned)
