@@ -89,13 +89,11 @@ class LoopBackend:
     Attributes:
       split: on CPU an array an expert is read where it lies; out of a stack it would be copied.
       dense_rows: up to this many rows, all rows.
-      block: rows of a block above that.
     """
 
     name: str = "loop"
     split: bool = True
     dense_rows: int = 16
-    block: int = 32
 
     def __call__(
         self,
@@ -111,8 +109,23 @@ class LoopBackend:
             combine = combine_matrix(routing.ids, routing.weights, routing.live, len(gate_up))
             return dense_over_active(x, combine, routing.active, routing.num_active, gate_up, down)
         return grouped_by_expert(
-            x, routing.ids, routing.weights, routing.live, gate_up, down, block=self.block
+            x,
+            routing.ids,
+            routing.weights,
+            routing.live,
+            gate_up,
+            down,
+            block=_block(routing.ids.size, len(gate_up)),
         )
+
+
+def _block(pairs: int, num_experts: int) -> int:
+    """Rows of a block where rows choose experts ``pairs`` times in all.
+
+    Measured on 2 cores (BENCHMARKS.md): blocks of 8 are fastest while an expert has up to 8
+    rows on average, and blocks of 32 beyond that.
+    """
+    return 8 if pairs <= 8 * num_experts else 32
 
 
 def get_backend(name: str) -> ExpertBackend:

@@ -37,7 +37,7 @@ def layer(rows, dtype, policy=None, seed=0):
 @pytest.mark.parametrize("phase", list(Phase))
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("rows", [1, 6, 40])
+@pytest.mark.parametrize("rows", [1, 6, 24, 40])
 def test_loop_equals_reference(rows, dtype, split, phase):
     x, routing, gate_up, down = layer(rows, dtype, Lynx(alpha=1.0, beta=1))
     expected = ReferenceBackend()(x, routing, gate_up, down, phase=phase)
@@ -58,7 +58,7 @@ def test_loop_equals_reference(rows, dtype, split, phase):
 def test_both_loop_forms_serve_decode():
     x, routing, gate_up, down = layer(9, jnp.float32)
     dense = LoopBackend(dense_rows=9)(x, routing, gate_up, down, phase=Phase.DECODE)
-    grouped = LoopBackend(dense_rows=8, block=4)(x, routing, gate_up, down, phase=Phase.DECODE)
+    grouped = LoopBackend(dense_rows=8)(x, routing, gate_up, down, phase=Phase.DECODE)
     np.testing.assert_allclose(dense, grouped, rtol=1e-5, atol=1e-5)
 
 
