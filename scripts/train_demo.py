@@ -15,8 +15,6 @@ import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 # Large buffers are made and freed at every step. Kept by the allocator, on huge pages, they cost
 # no page faults; a step is then twice as fast.
 _ENVIRONMENT = {

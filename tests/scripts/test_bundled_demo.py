@@ -1,18 +1,14 @@
 """The demo model as it is shipped."""
 
 import importlib.resources
-import sys
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from demo_recipe import chat, dataset, evaluate, training_model
 
 from lynx_jax.loading import LoadedModel, load
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-
-from demo_recipe import chat, dataset, evaluate, training_model
 
 MAX_BYTES = 32_000_000
 

@@ -2,7 +2,6 @@
 
 import json
 import random
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -10,15 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
-from safetensors import safe_open
-
-from lynx_jax.backends import ReferenceBackend
-from lynx_jax.loading import load
-from lynx_jax.routing import Phase, Routing
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-
 from demo_recipe import (
     card,
     chat,
@@ -32,6 +22,12 @@ from demo_recipe import (
     trainer,
     training_model,
 )
+from flax import nnx
+from safetensors import safe_open
+
+from lynx_jax.backends import ReferenceBackend
+from lynx_jax.loading import load
+from lynx_jax.routing import Phase, Routing
 
 SHAPE = training_model.Shape(
     vocab_size=320,
