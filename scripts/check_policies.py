@@ -1,12 +1,13 @@
 """What each policy costs a model: distinct experts saved against cross-entropy lost.
 
-    python scripts/check_policies.py --data FOLDER [--model DIR|demo] [--policies off,lynx,...]
+    python scripts/check_policies.py --data FOLDER [--model DIR|demo] [--policies 'off;lynx;...']
 
 Teacher-forced decode: rows of held-out text go through the decode program token by token, B rows
 together, the first --prompt-tokens with plain top-k (as prefill routes) and the rest under the
 policy. That gives exactly the logits of decoding the given text. Cross-entropy differences are
 paired with plain top-k on the same tokens; the standard error is over rows. FOLDER holds
-``held_out_<domain>_tokens.npy`` as ``scripts/train_demo.py`` prepares them for the demo model.
+``held_out_<domain>_tokens.npy`` and their ``tokenizer.json``, as ``scripts/train_demo.py data``
+prepares them.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import tokenizers
 from flax import nnx
 from tqdm import tqdm
 
@@ -24,6 +26,7 @@ from lynx_jax.loading import load
 from lynx_jax.policies import Policy, TopK
 from lynx_jax.policy_spec import parse_policy
 from lynx_jax.routing import Phase
+from lynx_jax.tokenizer import Tokenizer
 
 DEFAULT = (
     "off;lynx;lynx:alpha=2.25,beta=3;lynx:alpha=1.5,beta=2;lynx:alpha=3,beta=2;lynx:alpha=1,beta=1;"
@@ -32,13 +35,22 @@ DEFAULT = (
 )
 
 
-def windows(folder: Path, rows: int, length: int, seed: int = 0) -> np.ndarray:
+def held_out(folder: Path, tokenizer: Tokenizer) -> list[np.ndarray]:
+    """Token ids of each domain, by the model's own tokenizer whichever made the files."""
+    stored = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    texts = [
+        stored.decode(np.load(path).tolist(), skip_special_tokens=False)
+        for path in sorted(folder.glob("held_out_*_tokens.npy"))
+    ]
+    return [np.array(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
+
+
+def windows(domains: list[np.ndarray], rows: int, length: int, seed: int = 0) -> np.ndarray:
     """[rows, length] token ids: random windows, the domains taking turns, so that batches mix."""
     rng = np.random.default_rng(seed)
-    files = sorted(folder.glob("held_out_*_tokens.npy"))
-    domains = [tokens for path in files if len(tokens := np.load(path)) > length]
+    domains = [tokens for tokens in domains if len(tokens) > length]
     if not domains:
-        raise SystemExit(f"{folder}: expected held_out_*_tokens.npy longer than {length} tokens")
+        raise SystemExit(f"expected held_out_*_tokens.npy of more than {length} tokens")
     starts = [(tokens, rng.integers(len(tokens) - length)) for tokens in domains * rows][:rows]
     return np.stack([tokens[at : at + length] for tokens, at in starts]).astype(np.int32)
 
@@ -81,7 +93,7 @@ def main() -> None:
     loaded = load(args.model)
     graph, state = nnx.split(loaded.model)
     k, num_experts = loaded.config.num_experts_per_tok, loaded.config.num_experts
-    ids = windows(args.data, args.batch * args.batches, args.length + 1)
+    ids = windows(held_out(args.data, loaded.tokenizer), args.batch * args.batches, args.length + 1)
     groups = ids.reshape(args.batches, args.batch, -1)
 
     def measure(policy: Policy, name: str) -> tuple[np.ndarray, np.ndarray]:
