@@ -164,7 +164,8 @@ def test_too_few_rows_keep_plain_top_k(policy):
     np.testing.assert_array_equal(routings[0].weights[:rows], routings[1].weights[:rows])
 
 
-def test_lynx_saves_where_rows_overlap():
+@pytest.mark.parametrize("min_rows", [2, 16])
+def test_lynx_saves_where_rows_overlap(min_rows):
     rng = np.random.default_rng(1)
     logits = rng.normal(size=(16, 64)) + 2 * rng.normal(size=64)
     routing = compiled_route(
@@ -172,7 +173,7 @@ def test_lynx_saves_where_rows_overlap():
         jnp.ones(16, bool),
         k=8,
         router=SoftmaxRouter(renormalize=True),
-        policy=Lynx(3.0, 2),
+        policy=Lynx(3.0, 2, min_rows=min_rows),
         phase=Phase.DECODE,
     )
     assert int(routing.num_active) < 0.8 * int(routing.num_active_topk)
