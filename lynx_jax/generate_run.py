@@ -67,7 +67,7 @@ def _logging_to_stderr() -> Iterator[None]:
     """Show this program's messages and the package's warnings, each once and as plain lines."""
     package = logging.getLogger("lynx_jax")
     handler = logging.StreamHandler(sys.stderr)
-    before = _log.level, package.propagate
+    level, propagate = _log.level, package.propagate
     package.addHandler(handler)
     package.propagate = False  # libraries give the root logger a handler of their own
     _log.setLevel(logging.INFO)
@@ -75,7 +75,8 @@ def _logging_to_stderr() -> Iterator[None]:
         yield
     finally:
         package.removeHandler(handler)
-        _log.level, package.propagate = before
+        _log.setLevel(level)
+        package.propagate = propagate
 
 
 def _read_policy(model: str, text: str) -> Policy:

@@ -35,10 +35,9 @@ def folder(pristine: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(pristine, tmp_path / "dst"))
 
 
-def read_all(folder: Path) -> None:
+def read_all(folder: Path) -> list[np.ndarray]:
     reader = open_checkpoint(folder).reader
-    for info in reader.tensors:
-        reader.read(info, 0, info.num_rows)
+    return [reader.read(info, 0, info.num_rows) for info in reader.tensors]
 
 
 def fails(folder: Path, message: str) -> None:
@@ -49,7 +48,9 @@ def fails(folder: Path, message: str) -> None:
 
 
 def test_pristine(folder: Path) -> None:
-    read_all(folder)
+    tensors = read_all(folder)
+    assert len(tensors) == len(open_checkpoint(folder).reader.tensors)
+    assert all(np.isfinite(tensor.astype(np.float32)).all() for tensor in tensors)
 
 
 def test_a_group_with_a_file_too_many_is_damaged(folder: Path) -> None:
