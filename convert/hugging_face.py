@@ -38,7 +38,9 @@ class HuggingFaceReader:
 
     def read(self, info: TensorInfo, start: int, stop: int) -> np.ndarray:
         """See ``CheckpointReader.read``."""
-        return self._sources[info.path].read(start, stop)
+        out = np.empty((stop - start, info.shape[-1]), info.dtype)
+        self._sources[info.path].read(start, stop, out)
+        return out
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:

@@ -20,6 +20,10 @@ class Problems:
         """Note a tensor whose shape is not what config.json makes it."""
         self.shapes.append(f"{name} is {list(got)}, config.json makes it {list(expected)}")
 
+    def ambiguous(self, name: str, got: tuple[int, ...]) -> None:
+        """Note a tensor whose shape should tell the order of its axes, and cannot."""
+        self.shapes.append(f"{name} is {list(got)}, which fits its axes in either order")
+
     def raise_if_any(self, where: object) -> None:
         """Raise one ``InputError`` that counts every kind and names the first few of each."""
         kinds = (

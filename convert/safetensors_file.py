@@ -9,7 +9,7 @@ clear errors.
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,22 +57,50 @@ class StoredTensor:
         """How many rows it has; a row runs along the last axis."""
         return math.prod(self.shape[:-1])
 
+    @property
+    def nbytes(self) -> int:
+        """Size of its data."""
+        return math.prod(self.shape) * _BITS[self.code] // 8
+
     def read(self, start: int, stop: int, out: np.ndarray) -> None:
         """Read rows ``start`` to ``stop`` into ``out`` [stop - start, width] of the same dtype.
 
         Raises:
           InputError: the file cannot be read, or holds NaN or infinity there.
         """
-        buffer = memoryview(out.reshape(-1).view(np.uint8))
         row_bytes = self.shape[-1] * out.itemsize
-        assert out.flags.c_contiguous
-        assert len(buffer) == row_bytes * (stop - start)
+        assert out.size == self.shape[-1] * (stop - start)
+        self._read([(start * row_bytes, out)])
+        require_finite(out, self.name)
+
+    def read_columns(self, start: int, stop: int, low: int, high: int, out: np.ndarray) -> None:
+        """Read columns ``low`` to ``high`` of rows ``start`` to ``stop`` into ``out``.
+
+        Args:
+          out: [stop - start, high - low], contiguous, of the same dtype.
+
+        Raises:
+          InputError: the file cannot be read, or holds NaN or infinity there.
+        """
+        assert out.shape == (stop - start, high - low)
+        width = self.shape[-1]
+        if (low, high) == (0, width):
+            return self.read(start, stop, out)
+        firsts = (row * width + low for row in range(start, stop))
+        self._read((first * out.itemsize, part) for first, part in zip(firsts, out, strict=True))
+        require_finite(out, self.name)
+        return None
+
+    def _read(self, pieces: Iterable[tuple[int, np.ndarray]]) -> None:
+        """Fill arrays from places in the data, given in bytes."""
         try:
             with open(self.file, "rb", buffering=0) as file:
-                _read_fully(file.fileno(), buffer, self.offset + start * row_bytes)
+                for place, out in pieces:
+                    assert out.flags.c_contiguous
+                    buffer = memoryview(out.reshape(-1).view(np.uint8))
+                    _read_fully(file.fileno(), buffer, self.offset + place)
         except OSError as e:
             raise InputError(f"{self.file}: cannot be read ({e.strerror or e})") from e
-        require_finite(out, self.name)
 
 
 def read_header(path: Path) -> list[StoredTensor]:

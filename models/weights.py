@@ -2,12 +2,17 @@
 
 Names hold ``{i}`` for the layer and ``{e}`` for the expert. A row serves every layer that has its
 target, so a family with dense and sparse layers lists both kinds. Which of several stored forms a
-checkpoint has is decided by the names in it, never by shapes.
+checkpoint has is decided by the names in it; only an ``ExpertStack`` of ``Axes.EITHER`` asks the
+shape. Names are those of the plain form, without the marks of a quantised one.
 """
 
+import dataclasses
+import enum
 import functools
 import re
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
+from typing import Self
 
 
 @dataclass(frozen=True)
@@ -23,22 +28,54 @@ class Weight:
     sources: tuple[str, ...]
 
 
+class Axes(enum.Enum):
+    """Order of the axes of a stored tensor of all experts, behind the expert's."""
+
+    OUT_IN = "outputs, inputs"  # as the model has them
+    IN_OUT = "inputs, outputs"
+    EITHER = "either"  # by shape; refused where both fit
+
+
 @dataclass(frozen=True)
 class ExpertStack:
-    """A parameter [N, rows, columns] that holds all experts of a layer.
+    """A parameter of all experts of a layer: weights [N, outputs, inputs] or biases [N, outputs].
 
     Attributes:
       target: the parameter's path in the model.
-      fused: name of the stored tensor that has this same form.
-      per_expert: names of the tensors that make up one expert's rows, in their order.
+      fused: name of the stored tensor of all experts.
+      per_expert: names of the tensors that make up one expert's rows, in their order; none where
+        the family has no such form.
+      axes: order of the axes of ``fused``, where it is weights.
+      interleaved: outputs of ``fused`` are gate and up in turn; the model has all gates first.
     """
 
     target: str
     fused: str
-    per_expert: tuple[str, ...]
+    per_expert: tuple[str, ...] = ()
+    axes: Axes = Axes.OUT_IN
+    interleaved: bool = False
 
 
 type Row = Weight | ExpertStack
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """What stands before names where a decoder is saved as a part of a larger model.
+
+    Attributes:
+      decoder: instead of ``model.``.
+      head: before ``lm_head.``.
+    """
+
+    decoder: str = "model."
+    head: str = ""
+
+    def apply(self, name: str) -> str:
+        """A table's name as such a checkpoint has it."""
+        if name.startswith("lm_head."):
+            return self.head + name
+        return self.decoder + name.removeprefix("model.")
 
 
 @dataclass(frozen=True)
@@ -51,12 +88,19 @@ class WeightTable:
         may be stored all the same.
       embedding: name of the stored embedding.
       ignored: names that old checkpoints hold and no model reads.
+      prefixes: forms of all names; a checkpoint has the one under which its embedding stands.
+      skipped: how names of parts begin that text generation does without, such as a vision tower.
+      skipped_layer: name of a tensor that only layers of multi-token prediction hold; such a layer
+        is skipped as a whole.
     """
 
     rows: tuple[Row, ...]
     output_head: str = "lm_head.weight"
     embedding: str = "model.embed_tokens.weight"
     ignored: tuple[str, ...] = ("model.layers.{i}.self_attn.rotary_emb.inv_freq",)
+    prefixes: tuple[Prefix, ...] = (Prefix(),)
+    skipped: tuple[str, ...] = ()
+    skipped_layer: str | None = None
 
     def find(self, path: str) -> tuple[Row, str]:
         """The row of a parameter's path, and the layer index in it ("" if it is in no layer)."""
@@ -69,6 +113,36 @@ class WeightTable:
     def is_ignored(self, name: str) -> bool:
         """Whether a stored tensor may be left unread."""
         return any(_pattern(pattern).fullmatch(name) for pattern in self.ignored)
+
+    def skipped_names(self, names: Iterable[str]) -> list[str]:
+        """Those of a checkpoint's names that belong to a skipped part or layer."""
+        names = list(names)
+        beginnings = self.skipped
+        if self.skipped_layer is not None:
+            marks = filter(_pattern(self.skipped_layer).fullmatch, names)
+            own = len(self.skipped_layer.partition("{i}")[2]) - 1  # all behind "layers.61."
+            beginnings += tuple(mark[:-own] for mark in marks)
+        return [name for name in names if name.startswith(beginnings)]
+
+    def named_as_in(self, names: Container[str]) -> Self:
+        """The table with the prefix that a checkpoint of these names has."""
+        found = (p for p in self.prefixes if p.apply(self.embedding) in names)
+        prefix = next(found, self.prefixes[0])
+        return dataclasses.replace(
+            self,
+            rows=tuple(_prefixed(row, prefix) for row in self.rows),
+            output_head=prefix.apply(self.output_head),
+            embedding=prefix.apply(self.embedding),
+            ignored=tuple(map(prefix.apply, self.ignored)),
+            skipped_layer=None if self.skipped_layer is None else prefix.apply(self.skipped_layer),
+        )
+
+
+def _prefixed(row: Row, prefix: Prefix) -> Row:
+    if isinstance(row, Weight):
+        return dataclasses.replace(row, sources=tuple(map(prefix.apply, row.sources)))
+    per_expert = tuple(map(prefix.apply, row.per_expert))
+    return dataclasses.replace(row, fused=prefix.apply(row.fused), per_expert=per_expert)
 
 
 def linear(target: str, *sources: str) -> Weight:

@@ -14,6 +14,7 @@ import pytest
 from lynx_jax.convert import conversion, converted
 from lynx_jax.convert.conversion import convert
 from lynx_jax.convert.folder import open_checkpoint
+from lynx_jax.convert.hugging_face import stored_tensors
 from lynx_jax.convert.manifest import FORMAT_VERSION
 from lynx_jax.convert.numerics import bits
 from lynx_jax.errors import InputError
@@ -179,7 +180,7 @@ def test_refuses_a_destination_that_could_not_be_loaded(source: Path, tmp_path: 
 
 def spoil(folder: Path, name: str, value: float) -> None:
     """Overwrite the last number of a bfloat16 tensor."""
-    stored = open_checkpoint(folder).reader._sources[name].blocks[-1]
+    stored = stored_tensors(folder)[name]
     pattern = np.array([value], BFLOAT16).tobytes()
     end = stored.offset + int(np.prod(stored.shape)) * 2
     with open(stored.file, "r+b") as file:
@@ -191,7 +192,7 @@ def spoil(folder: Path, name: str, value: float) -> None:
 def test_weights_that_are_not_finite_leave_nothing(
     source: Path, tmp_path: Path, value: float, small_groups: None
 ) -> None:
-    spoil(source, "layers.1.mlp.experts.down_proj", value)
+    spoil(source, "model.layers.1.mlp.experts.down_proj", value)
     name = r"model\.layers\.1\.mlp\.experts\.down_proj"
     with pytest.raises(InputError, match=f"tensor {name} holds {value}"):
         convert(source, tmp_path / "dst")

@@ -150,7 +150,7 @@ EXPERT = "model.layers.0.block_sparse_moe.experts"
         (
             False,
             put(f"{EXPERT}.1.w1.weight", ones(F, D, dtype=BFLOAT16)),
-            r"experts\.0\.w1\.weight and so on mix BF16 and F32",
+            r"experts\.0\.w1\.weight and so on mix bfloat16 and float32",
         ),
     ],
 )
