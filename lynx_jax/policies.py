@@ -16,6 +16,7 @@ from lynx_jax.pallas_kernels.binning import affinity_binning
 from lynx_jax.pallas_kernels.remapping import critical_set, expert_union
 from lynx_jax.pallas_kernels.scoring import adaptive_expert_scores
 from lynx_jax.pallas_kernels.topk import top_k
+from lynx_jax.routers import RouterScores
 
 
 class Policy(Protocol):
@@ -28,16 +29,14 @@ class Policy(Protocol):
 
     def survivors(
         self,
-        choice: Float[Array, "rows experts"],
-        probabilities: Float[Array, "rows experts"],
+        scores: RouterScores,
         live: Bool[Array, " rows"],
         k: int,
     ) -> Bool[Array, " experts"]:
         """The surviving experts: at least k, and none that only a row not live asked for.
 
         Args:
-          choice: float32 choice scores on the scale of logits; padded experts at ``-inf``.
-          probabilities: float32 router probabilities of the same rows.
+          scores: what the router says of every expert in every row.
           live: rows that take part; the others have no say.
           k: experts a row.
         """
@@ -58,12 +57,11 @@ class TopK:
 
     def survivors(
         self,
-        choice: Float[Array, "rows experts"],
-        probabilities: Float[Array, "rows experts"],
+        scores: RouterScores,
         live: Bool[Array, " rows"],
         k: int,
     ) -> Bool[Array, " experts"]:
-        return jnp.ones(choice.shape[-1], bool)
+        return jnp.ones(scores.choice.shape[-1], bool)
 
     def validate(self, k: int, num_experts: int) -> None:
         pass
@@ -138,14 +136,13 @@ class Lynx:
 
     def survivors(
         self,
-        choice: Float[Array, "rows experts"],
-        probabilities: Float[Array, "rows experts"],
+        scores: RouterScores,
         live: Bool[Array, " rows"],
         k: int,
     ) -> Bool[Array, " experts"]:
-        bins = affinity_binning(choice, self.alpha, self.beta)
-        scores = adaptive_expert_scores(bins, live, self.beta)
-        return critical_set(scores, choice, live, k, self._floor(k))
+        bins = affinity_binning(scores.confidence, self.alpha, self.beta)
+        adaptive = adaptive_expert_scores(bins, live, self.beta)
+        return critical_set(adaptive, scores.choice, live, k, self._floor(k))
 
     def validate(self, k: int, num_experts: int) -> None:
         if self._floor(k) > k:
@@ -180,12 +177,11 @@ class OEA:
 
     def survivors(
         self,
-        choice: Float[Array, "rows experts"],
-        probabilities: Float[Array, "rows experts"],
+        scores: RouterScores,
         live: Bool[Array, " rows"],
         k: int,
     ) -> Bool[Array, " experts"]:
-        best_rank = _best_rank(choice, live, k)
+        best_rank = _best_rank(scores.choice, live, k)
         sizes = jnp.sum(best_rank[:, None] < jnp.arange(self.k0, k), axis=0)
         return best_rank < self.k0 + jnp.sum(sizes < k)
 
@@ -222,17 +218,17 @@ class XShare:
 
     def survivors(
         self,
-        choice: Float[Array, "rows experts"],
-        probabilities: Float[Array, "rows experts"],
+        scores: RouterScores,
         live: Bool[Array, " rows"],
         k: int,
     ) -> Bool[Array, " experts"]:
-        num_experts = choice.shape[-1]
-        demand = jnp.sum(jnp.where(live[:, None], probabilities, 0.0), axis=0)
-        # A row's probabilities sum to at most 1, so this lifts its favourites above all others.
+        rows, num_experts = scores.choice.shape
+        asks = live[:, None] & (scores.choice > -jnp.inf)
+        demand = jnp.sum(jnp.where(asks, scores.weight, 0.0), axis=0)
+        # No score is above 1, so this lifts the rows' favourites above all others.
         if self.k0:
-            favourites = expert_union(top_k(choice, self.k0), live, num_experts)
-            demand = jnp.where(favourites, demand + choice.shape[0] + 1.0, demand)
+            favourites = expert_union(top_k(scores.choice, self.k0), live, num_experts)
+            demand = jnp.where(favourites, demand + rows + 1.0, demand)
         kept = top_k(demand[None], self.budget)
         return expert_union(kept, jnp.ones(1, bool), num_experts)
 

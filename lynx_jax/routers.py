@@ -5,61 +5,148 @@ in both; after remapping, weights are made again by the family's own rule at the
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
+
+from lynx_jax.errors import InputError
+from lynx_jax.pallas_kernels.topk import top_k
+
+# A biased score is kept this far from 0 and 1 where it is taken for a probability.
+_LEAST_CONFIDENCE = 1e-6
 
 
-class Router(Protocol):
-    """A family's rule, frozen and hashable. All arrays are float32."""
+class RouterScores(NamedTuple):
+    """What a router says of every expert in every row, all float32.
 
-    def choice_scores(self, logits: Float[Array, "rows experts"]) -> Float[Array, "rows experts"]:
-        """Scores on the scale of logits that experts are ranked and binned by."""
-        ...
+    Attributes:
+      choice: ranks a row's experts; ``-inf`` where the row may not use an expert (padding, groups
+        that the row did not keep).
+      confidence: the same order on the scale of logits, which bins need; coarser than ``choice``
+        only where a biased score lies outside 0 to 1.
+      weight: what combine weights are made from; 0 to 1.
+    """
 
-    def weight_scores(self, logits: Float[Array, "rows experts"]) -> Float[Array, "rows experts"]:
-        """Probabilities that weights are made from."""
-        ...
+    choice: Float[Array, "rows experts"]
+    confidence: Float[Array, "rows experts"]
+    weight: Float[Array, "rows experts"]
 
-    def weights(
+
+@dataclass(frozen=True)
+class Router:
+    """A family's rule as data, static under ``jax.jit``.
+
+    A selection bias (DeepSeek-V3's ``e_score_correction_bias``) is an array beside it: it is added
+    to the scores that choose and never weighs.
+
+    Attributes:
+      score: softmax or sigmoid of the logits, over all experts.
+      weights: how the k weights follow from their experts' scores. "renormalize": divided by their
+        sum (Mixtral, Qwen3-MoE, DeepSeek-V3, gpt-oss). "keep_sum": scaled to the sum that plain
+        top-k's scores have, so that remapping leaves the size of the layer's output as it was
+        (Qwen2-MoE, OLMoE, DeepSeek-V2). "own": the expert's own score (Llama-4).
+      scale: factor on all weights (``routed_scaling_factor``).
+      groups: groups of neighbouring experts that the layer's experts are divided into.
+      kept_groups: a row chooses only from so many groups, the best.
+      group_score: a group is as good as its best expert ("max", DeepSeek-V2) or as its two best
+        together ("top2", DeepSeek-V3).
+
+    Raises:
+      InputError: a scale or a number of groups that makes no sense.
+    """
+
+    score: Literal["softmax", "sigmoid"]
+    weights: Literal["renormalize", "keep_sum", "own"]
+    scale: float = 1.0
+    groups: int = 1
+    kept_groups: int = 1
+    group_score: Literal["max", "top2"] = "max"
+
+    def __post_init__(self) -> None:
+        if not self.scale > 0:
+            raise InputError(f"router: expected a scale above 0, got {self.scale}")
+        if not 1 <= self.kept_groups <= self.groups:
+            raise InputError(
+                f"router: expected from 1 to groups={self.groups} kept groups, "
+                f"got {self.kept_groups}"
+            )
+
+    def validate(self, k: int, num_experts: int) -> None:
+        """Raise ``InputError`` if the groups do not divide, or do not hold, k of num_experts."""
+        size, rest = divmod(num_experts, self.groups)
+        if rest or size < (2 if self.group_score == "top2" else 1):
+            raise InputError(
+                f"router: expected a number of groups that divides the {num_experts} experts"
+                f"{' into groups of at least 2' if self.group_score == 'top2' else ''}, "
+                f"got {self.groups}"
+            )
+        if self.kept_groups * size < k:
+            raise InputError(
+                f"router: expected kept groups that hold k={k} experts, "
+                f"got {self.kept_groups} of {size}"
+            )
+
+    def scores(
         self,
-        weight_scores: Float[Array, "rows experts"],
+        logits: Float[Array, "rows experts"],
+        bias: Float[Array, " experts"] | None = None,
+    ) -> RouterScores:
+        """Scores of all experts.
+
+        Args:
+          logits: float32 router logits; padded experts at ``-inf``.
+          bias: float32 selection bias.
+        """
+        weight = jax.nn.softmax(logits) if self.score == "softmax" else jax.nn.sigmoid(logits)
+        choice = confidence = logits
+        if bias is not None:
+            choice = jnp.where(logits > -jnp.inf, weight + bias, -jnp.inf)
+            confidence = _biased_confidence(choice, bias)
+        if self.kept_groups < self.groups:
+            summable = weight if bias is None else choice
+            kept = self._kept(choice if self.group_score == "max" else summable)
+            choice = jnp.where(kept, choice, -jnp.inf)
+            confidence = jnp.where(kept, confidence, -jnp.inf)
+        return RouterScores(choice, confidence, weight)
+
+    def weigh(
+        self,
+        weight: Float[Array, "rows experts"],
         ids: Int[Array, "rows k"],
         top_ids: Int[Array, "rows k"],
     ) -> Float[Array, "rows k"]:
         """Combine weights of the final ``ids``, given the plain top-k's ``top_ids``."""
-        ...
+        chosen = jnp.take_along_axis(weight, ids, axis=-1)
+        if self.weights == "own":
+            return chosen * self.scale
+        # Far below any sum that counts, and enough to divide by where all scores underflow.
+        total = jnp.sum(chosen, axis=-1, keepdims=True) + 1e-20
+        if self.weights == "renormalize":
+            return chosen / total * self.scale
+        top = jnp.take_along_axis(weight, top_ids, axis=-1)
+        return chosen * (jnp.sum(top, axis=-1, keepdims=True) / total) * self.scale
+
+    def _kept(self, ranked: Float[Array, "rows experts"]) -> Bool[Array, "rows experts"]:
+        """Which experts lie in the row's best groups; the lower group wins a tie."""
+        grouped = ranked.reshape(len(ranked), self.groups, -1)
+        if self.group_score == "max":
+            group_scores = jnp.max(grouped, axis=-1)
+        else:
+            group_scores = jnp.sum(jax.lax.top_k(grouped, 2)[0], axis=-1)
+        best = top_k(group_scores, self.kept_groups)
+        kept = jnp.any(best[:, :, None] == jnp.arange(self.groups), axis=1)
+        return jnp.repeat(kept, grouped.shape[-1], axis=-1)
 
 
-@dataclass(frozen=True)
-class SoftmaxRouter:
-    """Softmax over all experts, then top-k.
+def _biased_confidence(
+    choice: Float[Array, "rows experts"], bias: Float[Array, " experts"]
+) -> Float[Array, "rows experts"]:
+    """The logits of biased scores taken for probabilities.
 
-    Attributes:
-      renormalize: True (Mixtral, Qwen3-MoE): the k weights are divided by their sum. False
-        (Qwen2-MoE, OLMoE, DeepSeek-V2): they are scaled to the sum that the plain top-k's weights
-        have, so that remapping leaves the size of the layer's output as it was.
+    The middle of the biases is taken off first: a bias common to all experts says nothing.
     """
-
-    renormalize: bool
-
-    def choice_scores(self, logits: Float[Array, "rows experts"]) -> Float[Array, "rows experts"]:
-        return logits
-
-    def weight_scores(self, logits: Float[Array, "rows experts"]) -> Float[Array, "rows experts"]:
-        return jax.nn.softmax(logits, axis=-1)
-
-    def weights(
-        self,
-        weight_scores: Float[Array, "rows experts"],
-        ids: Int[Array, "rows k"],
-        top_ids: Int[Array, "rows k"],
-    ) -> Float[Array, "rows k"]:
-        chosen = jnp.take_along_axis(weight_scores, ids, axis=-1)
-        total = jnp.sum(chosen, axis=-1, keepdims=True)
-        if self.renormalize:
-            return chosen / total
-        top = jnp.take_along_axis(weight_scores, top_ids, axis=-1)
-        return chosen * (jnp.sum(top, axis=-1, keepdims=True) / total)
+    middle = 0.5 * jnp.min(bias) + 0.5 * jnp.max(bias)
+    p = jnp.clip(choice - middle, _LEAST_CONFIDENCE, 1 - _LEAST_CONFIDENCE)
+    return jnp.log(p / (1 - p))

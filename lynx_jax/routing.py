@@ -48,6 +48,7 @@ def route(
     *,
     k: int,
     router: Router,
+    bias: Float[Array, " experts"] | None = None,
     policy: Policy,
     phase: Phase,
 ) -> Routing:
@@ -59,25 +60,25 @@ def route(
       logits: router logits; computed with in float32. Rows that are not live may hold anything.
       live: rows that count.
       k: experts a row.
-      router: the family's choice scores and weight rule.
+      router: the family's scores and weight rule.
+      bias: float32 selection bias, for routers that have one.
       policy: which experts of the batch survive, in decode.
       phase: prefill or decode.
     """
     num_experts = logits.shape[-1]
     logits = jnp.where(live[:, None], logits.astype(jnp.float32), 0.0)
-    choice = router.choice_scores(logits)
-    probabilities = router.weight_scores(logits)
-    top_ids = ids = top_k(choice, k)
+    scores = router.scores(logits, bias)
+    top_ids = ids = top_k(scores.choice, k)
     top_used = used = expert_union(top_ids, live, num_experts)
     if phase is Phase.DECODE and not isinstance(policy, TopK):
-        survivors = policy.survivors(choice, probabilities, live, k)
+        survivors = policy.survivors(scores, live, k)
         ids, used = _remap_if_it_saves(
-            choice, survivors, live, top_ids, top_used, k, policy.min_rows
+            scores.choice, survivors, live, top_ids, top_used, k, policy.min_rows
         )
     active, num_active = compact(used)
     return Routing(
         ids=ids,
-        weights=router.weights(probabilities, ids, top_ids),
+        weights=router.weigh(scores.weight, ids, top_ids),
         live=live,
         active=active,
         num_active=num_active,

@@ -226,7 +226,7 @@ class SparseMoeBlock(nnx.Module):
     Args:
       config: gives D, N and k.
       hidden: width F of one expert.
-      router: the family's choice scores and weight rule.
+      router: the family's scores and weight rule.
     """
 
     def __init__(
@@ -240,6 +240,7 @@ class SparseMoeBlock(nnx.Module):
         rngs: nnx.Rngs,
     ) -> None:
         self.k = config.num_experts_per_tok
+        router.validate(self.k, config.num_experts)
         self.router = router
         self.gate = Linear(config.hidden_size, config.num_experts, dtype=dtype, rngs=rngs)
         self.experts = Experts(

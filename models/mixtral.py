@@ -13,7 +13,7 @@ from lynx_jax.models.config import DecoderConfig, require
 from lynx_jax.models.decoder import DecoderForCausalLM, DecoderLayer
 from lynx_jax.models.layers import Attention, SparseMoeBlock
 from lynx_jax.models.weights import DECODER_ROWS, ExpertStack, WeightTable, linear
-from lynx_jax.routers import SoftmaxRouter
+from lynx_jax.routers import Router
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class MixtralForCausalLM(DecoderForCausalLM):
                 SparseMoeBlock(
                     config,
                     config.intermediate_size,
-                    router=SoftmaxRouter(renormalize=True),
+                    router=Router("softmax", "renormalize"),
                     backend=backend,
                     dtype=dtype,
                     rngs=rngs,

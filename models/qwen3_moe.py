@@ -13,7 +13,7 @@ from lynx_jax.models.config import DecoderConfig, require
 from lynx_jax.models.decoder import DecoderForCausalLM, DecoderLayer
 from lynx_jax.models.layers import MLP, Attention, SparseMoeBlock
 from lynx_jax.models.weights import DECODER_ROWS, ExpertStack, WeightTable, linear, norm
-from lynx_jax.routers import SoftmaxRouter
+from lynx_jax.routers import Router
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,7 @@ def _mlp(
     return SparseMoeBlock(
         config,
         config.moe_intermediate_size,
-        router=SoftmaxRouter(renormalize=config.norm_topk_prob),
+        router=Router("softmax", "renormalize" if config.norm_topk_prob else "keep_sum"),
         backend=backend,
         dtype=dtype,
         rngs=rngs,

@@ -17,28 +17,28 @@ def expert_union(
 
 def critical_set(
     scores: Int[Array, "rows experts"],
-    logits: Float[Array, "rows experts"],
+    choice: Float[Array, "rows experts"],
     live: Bool[Array, " rows"],
     k: int,
     floor: int,
 ) -> Bool[Array, " experts"]:
     """Experts that survive: the union of the live rows' best k by score.
 
-    Equal scores are ordered by the original logit, then by the lower index. Padded experts
-    (logit ``-inf``) never survive.
+    Equal scores are ordered by the original choice, then by the lower index. Experts that a row may
+    not use (choice ``-inf``) do not survive by it.
 
     Args:
       scores: int32 scores from ``adaptive_expert_scores``.
-      logits: float32 router logits.
+      choice: float32 scores that the router chooses by.
       live: rows that take part.
       k: experts a row.
-      floor: each live row's first ``floor`` experts by logit survive whatever their score.
+      floor: each live row's first ``floor`` experts by choice survive whatever their score.
     """
     num_experts = scores.shape[-1]
-    scores = jnp.where(logits == -jnp.inf, np.iinfo(np.int32).min, scores)
-    survivors = expert_union(top_k_lexicographic(scores, logits, k), live, num_experts)
+    scores = jnp.where(choice == -jnp.inf, np.iinfo(np.int32).min, scores)
+    survivors = expert_union(top_k_lexicographic(scores, choice, k), live, num_experts)
     if floor:
-        survivors |= expert_union(top_k(logits, floor), live, num_experts)
+        survivors |= expert_union(top_k(choice, floor), live, num_experts)
     return survivors
 
 
@@ -47,9 +47,15 @@ def remap(
 ) -> Int[Array, "rows k"]:
     """Each row's k best surviving experts by its own ``choice`` scores, best first.
 
-    The ids of a row are distinct, and all survive if at least k experts do.
+    A row that may use fewer than k survivors takes its best others after them, so that the ids of
+    a row are distinct and none is at ``-inf``, if k experts are not.
     """
-    return top_k(jnp.where(survivors, choice, -jnp.inf), k)
+    usable = jnp.where(survivors, choice, -jnp.inf)
+    count = jnp.sum(usable > -jnp.inf, axis=-1, keepdims=True)
+    others = top_k(jnp.where(survivors, -jnp.inf, choice), k)
+    place = jnp.arange(k)
+    filled = jnp.take_along_axis(others, jnp.maximum(place - count, 0), axis=-1)
+    return jnp.where(place < count, top_k(usable, k), filled)
 
 
 def compact(members: Bool[Array, " experts"]) -> tuple[Int[Array, " experts"], Int[Array, ""]]:

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool
 
 from lynx_jax.backends import get_backend
 from lynx_jax.loading import load_model
@@ -33,6 +33,7 @@ from lynx_jax.models.decoder import DecoderForCausalLM
 from lynx_jax.pallas_kernels.dense import linear
 from lynx_jax.policies import Policy
 from lynx_jax.policy_spec import parse_policy
+from lynx_jax.routers import RouterScores
 from lynx_jax.sampling import SamplingFlags
 from lynx_jax.steps import EngineState, Settings, StepOutputs, decode_step, init_state
 
@@ -63,12 +64,11 @@ class CostOnly:
 
     def survivors(
         self,
-        choice: Float[Array, "rows experts"],
-        probabilities: Float[Array, "rows experts"],
+        scores: RouterScores,
         live: Bool[Array, " rows"],
         k: int,
     ) -> Bool[Array, " experts"]:
-        survivors = self.policy.survivors(choice, probabilities, live, k)
+        survivors = self.policy.survivors(scores, live, k)
         # The compiler must not see that every expert survives.
         return survivors | jax.lax.optimization_barrier(jnp.ones_like(survivors))
 

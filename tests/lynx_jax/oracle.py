@@ -15,12 +15,23 @@ def top_k_union(z: np.ndarray, live: np.ndarray, k: int) -> set[int]:
 
 
 def lynx_survivors(
-    z: np.ndarray, live: np.ndarray, k: int, alpha: float, beta: int, floor: int
+    z: np.ndarray,
+    live: np.ndarray,
+    k: int,
+    alpha: float,
+    beta: int,
+    floor: int,
+    confidence: np.ndarray | None = None,
 ) -> set[int]:
+    """``z`` ranks; ``confidence`` is binned, ``z`` where it is None."""
+    binned = z if confidence is None else confidence
     rows = [r for r in range(len(z)) if live[r]]
     batch, experts = len(rows), range(z.shape[1])
     bins = {
-        r: [max(math.ceil(np.float32(alpha) * (z[r, e] - z[r].max())), -beta) for e in experts]
+        r: [
+            math.ceil(max(np.float32(alpha) * (binned[r, e] - binned[r].max()), -beta))
+            for e in experts
+        ]
         for r in rows
     }
     survivors = top_k_union(z, live, floor)
@@ -28,7 +39,8 @@ def lynx_survivors(
         # Exact sums, in integers of the smallest vote, so that equal popularity is equal.
         popularity = [sum(batch ** (beta + bins[o][e]) for o in rows if o != r) for e in experts]
         key = [(-bins[r][e], -popularity[e], -z[r, e], e) for e in experts]
-        survivors |= set(sorted(experts, key=lambda e, key=key: key[e])[:k])
+        usable = [e for e in experts if z[r, e] > -math.inf]
+        survivors |= set(sorted(usable, key=lambda e, key=key: key[e])[:k])
     return survivors
 
 
@@ -40,3 +52,35 @@ def oea_survivors(z: np.ndarray, live: np.ndarray, k: int, k0: int) -> set[int]:
 
 def remapped(z: np.ndarray, survivors: set[int], k: int) -> list[list[int]]:
     return [[e for e in ranking(row) if e in survivors][:k] for row in z]
+
+
+def weight_scores(z: np.ndarray, score: str) -> np.ndarray:
+    z = z.astype(np.float64)
+    if score == "sigmoid":
+        return 1 / (1 + np.exp(-z))
+    e = np.exp(z - z.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def allowed(router, ranked: np.ndarray, summed: np.ndarray) -> np.ndarray:
+    """Which experts of one row lie in its kept groups; ``summed`` is what "top2" adds up."""
+    members = np.split(np.arange(len(ranked)), router.groups)
+    if router.group_score == "max":
+        score = [ranked[m].max() for m in members]
+    else:
+        score = [np.float32(np.sort(summed[m])[-2:].sum()) for m in members]
+    kept = ranking(np.array(score))[: router.kept_groups]
+    return np.isin(np.arange(len(ranked)), [e for g in kept for e in members[g]])
+
+
+def weights(router, weight: np.ndarray, ids: np.ndarray, top_ids: np.ndarray) -> np.ndarray:
+    out = np.empty(ids.shape)
+    for r, (row, top) in enumerate(zip(ids, top_ids, strict=True)):
+        own = np.array([weight[r, e] for e in row])
+        factor = {
+            "own": 1.0,
+            "renormalize": 1 / own.sum(),
+            "keep_sum": sum(weight[r, e] for e in top) / own.sum(),
+        }[router.weights]
+        out[r] = own * factor * router.scale
+    return out

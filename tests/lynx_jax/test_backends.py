@@ -10,7 +10,7 @@ import pytest
 from lynx_jax.backends import LoopBackend, ReferenceBackend, get_backend
 from lynx_jax.errors import InputError
 from lynx_jax.policies import Lynx, TopK
-from lynx_jax.routers import SoftmaxRouter
+from lynx_jax.routers import Router
 from lynx_jax.routing import Phase, route
 
 N, K, D, F = 12, 3, 24, 16
@@ -25,7 +25,7 @@ def layer(rows, dtype, policy=None, seed=0):
         jnp.asarray(rng.normal(size=(rows, N)), jnp.float32),
         live,
         k=K,
-        router=SoftmaxRouter(renormalize=True),
+        router=Router("softmax", "renormalize"),
         policy=policy or TopK(),
         phase=Phase.DECODE,
     )

@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 
 from lynx_jax.errors import InputError
 from lynx_jax.policies import OEA, Lynx, TopK, XShare
-from lynx_jax.routers import SoftmaxRouter
+from lynx_jax.routers import Router
 from lynx_jax.routing import Phase, route
 from tests.lynx_jax import oracle
 
 RATIOS = [(8, 2), (60, 4), (64, 8)]
 ROWS = [2, 7]
+
+PLAIN = Router("softmax", "renormalize")
 
 compiled_route = jax.jit(route, static_argnames=("k", "router", "policy", "phase"))
 
@@ -41,8 +43,7 @@ def members(mask) -> set[int]:
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
 def survivor_mask(policy, logits, live, k):
-    probabilities = SoftmaxRouter(renormalize=True).weight_scores(logits)
-    return policy.survivors(logits, probabilities, live, k)
+    return policy.survivors(PLAIN.scores(logits), live, k)
 
 
 def survivors(policy, logits, live, k) -> set[int]:
@@ -97,7 +98,7 @@ def test_every_policy_keeps_the_invariants(policy, batch):
         jnp.asarray(logits),
         jnp.asarray(live),
         k=k,
-        router=SoftmaxRouter(renormalize=True),
+        router=PLAIN,
         policy=policy,
         phase=Phase.DECODE,
     )
@@ -129,7 +130,7 @@ def test_rows_that_are_not_live_change_nothing(policy, batch, poison):
             jnp.where(live[:, None], logits, jnp.float32(content)),
             jnp.asarray(live),
             k=k,
-            router=SoftmaxRouter(renormalize=True),
+            router=PLAIN,
             policy=policy,
             phase=Phase.DECODE,
         )
@@ -154,7 +155,7 @@ def test_too_few_rows_keep_plain_top_k(policy):
             logits,
             live,
             k=8,
-            router=SoftmaxRouter(renormalize=False),
+            router=Router("softmax", "keep_sum"),
             policy=chosen,
             phase=Phase.DECODE,
         )
@@ -172,7 +173,7 @@ def test_lynx_saves_where_rows_overlap(min_rows):
         jnp.asarray(logits, jnp.float32),
         jnp.ones(16, bool),
         k=8,
-        router=SoftmaxRouter(renormalize=True),
+        router=PLAIN,
         policy=Lynx(3.0, 2, min_rows=min_rows),
         phase=Phase.DECODE,
     )
@@ -184,7 +185,7 @@ def test_padded_experts_are_never_chosen():
     logits = rng.normal(size=(6, 64)).astype(np.float32)
     logits[:, 60:] = -np.inf
     for policy in (TopK(), Lynx(1.0, 1), Lynx(3.0, 2, floor=0), OEA(1), XShare(9)):
-        arguments = {"k": 4, "router": SoftmaxRouter(renormalize=False), "policy": policy}
+        arguments = {"k": 4, "router": Router("softmax", "keep_sum"), "policy": policy}
         padded = route(jnp.asarray(logits), jnp.ones(6, bool), phase=Phase.DECODE, **arguments)
         plain = compiled_route(
             jnp.asarray(logits[:, :60]), jnp.ones(6, bool), phase=Phase.DECODE, **arguments
