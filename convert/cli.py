@@ -126,8 +126,13 @@ def _report(result: "ConversionResult", seconds: float, *, verified: bool) -> No
             f"{result.destination}",
             file=sys.stderr,
         )
+    source = (
+        ""
+        if result.source_packing is None
+        else f"{result.source_bytes / 1e9:.2f} GB {result.source_packing} to "
+    )
     print(
-        f"converted{' and verified' if verified else ''} {result.num_tensors} tensors, "
+        f"converted{' and verified' if verified else ''} {result.num_tensors} tensors, {source}"
         f"{result.num_bytes / 1e9:.2f} GB {result.dtype}, in {seconds:.1f} s: {result.destination}"
     )
 

@@ -15,6 +15,8 @@ from lynx_jax.convert.converted import GROUP_BYTES, ConvertedReader, GroupWriter
 from lynx_jax.convert.folder import Checkpoint, open_checkpoint
 from lynx_jax.convert.manifest import Manifest
 from lynx_jax.convert.numerics import bits, cast, parse_dtype
+from lynx_jax.convert.packing import BFLOAT16
+from lynx_jax.convert.quantization import without_packing
 from lynx_jax.convert.reader import TensorInfo, parts
 from lynx_jax.convert.workspace import appearing
 from lynx_jax.errors import InputError
@@ -57,6 +59,8 @@ class ConversionResult:
       num_bytes: size of the weights.
       dtype: name of their dtype, of the most bytes where they differ.
       has_tokenizer: whether the source had a tokenizer.json.
+      source_bytes: size of the weights in the source.
+      source_packing: the method by which the source is quantised, such as ``"fp8"``, or None.
     """
 
     destination: Path
@@ -64,6 +68,8 @@ class ConversionResult:
     num_bytes: int
     dtype: str
     has_tokenizer: bool
+    source_bytes: int
+    source_packing: str | None
 
 
 def convert(
@@ -77,6 +83,7 @@ def convert(
     """Convert a checkpoint; the destination appears complete or not at all.
 
     Tensors are streamed in parts, so memory is bounded by a few of these, not by the model.
+    Quantised ones are dequantised to bfloat16 on the way.
 
     Args:
       source: a Hugging Face folder of safetensors, or a converted folder.
@@ -104,6 +111,8 @@ def convert(
         manifest.num_bytes,
         manifest.dtype,
         (destination / "tokenizer.json").exists(),
+        job.checkpoint.reader.stored_bytes,
+        job.checkpoint.reader.packing,
     )
 
 
@@ -175,14 +184,14 @@ class _Job:
         return sizes
 
     def _copy_companions(self, folder: Path) -> None:
-        if self.dtype is None:
-            shutil.copyfile(self.checkpoint.folder / "config.json", folder / "config.json")
+        reader, config = self.checkpoint.reader, folder / "config.json"
+        if self.dtype is None and reader.packing is None:
+            shutil.copyfile(self.checkpoint.folder / "config.json", config)
         else:
-            raw = dict(self.checkpoint.raw_config)
-            # transformers 4 and 5 name the field differently.
-            raw["torch_dtype" if "torch_dtype" in raw else "dtype"] = self.dtype.name
+            dtype = BFLOAT16 if self.dtype is None else self.dtype
+            raw = without_packing(self.checkpoint.raw_config, dtype.name)
             text = json.dumps(raw, indent=2, ensure_ascii=False)
-            (folder / "config.json").write_text(text + "\n", encoding="utf-8")
+            config.write_text(text + "\n", encoding="utf-8")
         for path in _companions(self.checkpoint.folder):
             if path.is_dir():
                 shutil.copytree(path, folder / path.name)

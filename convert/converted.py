@@ -44,6 +44,8 @@ class ConvertedReader:
             TensorInfo(path, shape, DTYPES[self._entries[path].dtype])
             for path, shape in shapes.items()
         )
+        self.stored_bytes = sum(info.nbytes for info in self.tensors)
+        self.packing = None
         self._folder = folder
         self._group: tuple[str, dict[str, np.ndarray]] = ("", {})
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from lynx_jax.convert.converted import ConvertedReader, is_converted
 from lynx_jax.convert.hugging_face import HuggingFaceReader
+from lynx_jax.convert.quantization import read_packing
 from lynx_jax.convert.reader import CheckpointReader, canonical_shapes
 from lynx_jax.convert.workspace import SUFFIX
 from lynx_jax.errors import InputError
@@ -47,7 +48,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     if is_converted(folder):
         reader = ConvertedReader(folder, shapes)
     else:
-        reader = HuggingFaceReader(folder, family.weights, shapes)
+        reader = HuggingFaceReader(folder, family.weights, shapes, read_packing(raw))
     return Checkpoint(folder, raw, family, config, reader)
 
 
@@ -70,10 +71,6 @@ def read_config(folder: Path) -> dict[str, Any]:
         found = "GGUF files, which are not supported" if gguf else "none"
         raise InputError(f"{folder}: expected config.json of a checkpoint, found {found}")
     raw = read_json(path)
-    if raw.get("quantization_config") is not None:
-        raise InputError(
-            f"{path}: quantised checkpoints are not supported yet; use one in bfloat16"
-        )
     if not isinstance(raw.get("model_type"), str):
         raise InputError(f"{path}: lacks the field 'model_type'; take the published config.json")
     return raw

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lynx_jax.convert.packing import Packing
 from lynx_jax.convert.plan import match
 from lynx_jax.convert.reader import TensorInfo
 from lynx_jax.convert.safetensors_file import StoredTensor, read_header
@@ -23,18 +24,25 @@ class HuggingFaceReader:
       folder: the checkpoint.
       table: the family's weight table.
       shapes: canonical shape of every parameter of the model.
+      packing: the quantised form that config.json names, if it names one.
 
     Raises:
       InputError: files or tensors are missing, damaged, left over or do not fit the model.
     """
 
     def __init__(
-        self, folder: Path, table: WeightTable, shapes: Mapping[str, tuple[int, ...]]
+        self,
+        folder: Path,
+        table: WeightTable,
+        shapes: Mapping[str, tuple[int, ...]],
+        packing: Packing | None = None,
     ) -> None:
-        self._sources = match(table, shapes, stored_tensors(folder), folder)
+        self._sources = match(table, shapes, stored_tensors(folder), folder, packing)
         self.tensors = tuple(
             TensorInfo(path, shape, self._sources[path].dtype) for path, shape in shapes.items()
         )
+        self.stored_bytes = sum(source.stored_bytes for source in self._sources.values())
+        self.packing = None if packing is None else packing.method
 
     def read(self, info: TensorInfo, start: int, stop: int) -> np.ndarray:
         """See ``CheckpointReader.read``."""

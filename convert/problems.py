@@ -1,5 +1,6 @@
 """Everything that is wrong with a checkpoint's tensors, gathered into one line."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lynx_jax.errors import InputError
@@ -19,6 +20,11 @@ class Problems:
     def wrong_shape(self, name: str, got: tuple[int, ...], expected: tuple[int, ...]) -> None:
         """Note a tensor whose shape is not what config.json makes it."""
         self.shapes.append(f"{name} is {list(got)}, config.json makes it {list(expected)}")
+
+    def wrong_dtype(self, name: str, got: str, expected: Sequence[str]) -> None:
+        """Note a tensor of a dtype that cannot be read there, in the names of safetensors."""
+        listed = " or ".join([", ".join(expected[:-1]), expected[-1]] if expected[1:] else expected)
+        self.dtypes.append(f"{name} is {got}, expected {listed}")
 
     def ambiguous(self, name: str, got: tuple[int, ...]) -> None:
         """Note a tensor whose shape should tell the order of its axes, and cannot."""

@@ -20,7 +20,7 @@ class TensorInfo:
     Attributes:
       path: the parameter's path in the model, such as ``"layers.0.mlp.gate.kernel"``.
       shape: its shape; experts are stacked, [N, outputs, inputs], whatever the backend.
-      dtype: the dtype it is stored in.
+      dtype: the dtype it is stored in; bfloat16 where it is quantised.
     """
 
     path: str
@@ -34,7 +34,7 @@ class TensorInfo:
 
     @property
     def nbytes(self) -> int:
-        """Size of its data as stored."""
+        """Size of its data in this dtype."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -45,8 +45,16 @@ class CheckpointReader(Protocol):
     def tensors(self) -> tuple[TensorInfo, ...]:
         """Every parameter of the model, in the model's order."""
 
+    @property
+    def stored_bytes(self) -> int:
+        """Size of the stored tensors that make up the parameters."""
+
+    @property
+    def packing(self) -> str | None:
+        """The method by which weights are quantised, such as ``"fp8"``; None if none is."""
+
     def read(self, info: TensorInfo, start: int, stop: int) -> np.ndarray:
-        """Rows ``start`` to ``stop`` of a parameter, [stop - start, width], in its stored dtype.
+        """Rows ``start`` to ``stop`` of a parameter, [stop - start, width], in ``info``'s dtype.
 
         Raises:
           InputError: it cannot be read, or holds NaN or infinity; the tensor is named.

@@ -25,6 +25,7 @@ _BITS = {
     "U64": 64, "I64": 64, "F64": 64,
 }  # fmt: skip
 _READABLE = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+FLOAT_CODES = tuple(_READABLE)
 _LONGEST_HEADER = 100_000_000
 
 
@@ -66,12 +67,12 @@ class StoredTensor:
         """Read rows ``start`` to ``stop`` into ``out`` [stop - start, width] of the same dtype.
 
         Raises:
-          InputError: the file cannot be read, or holds NaN or infinity there.
+          InputError: the file cannot be read, or a tensor of floats holds NaN or infinity there.
         """
         row_bytes = self.shape[-1] * out.itemsize
         assert out.size == self.shape[-1] * (stop - start)
         self._read([(start * row_bytes, out)])
-        require_finite(out, self.name)
+        self._require_finite(out)
 
     def read_columns(self, start: int, stop: int, low: int, high: int, out: np.ndarray) -> None:
         """Read columns ``low`` to ``high`` of rows ``start`` to ``stop`` into ``out``.
@@ -80,16 +81,20 @@ class StoredTensor:
           out: [stop - start, high - low], contiguous, of the same dtype.
 
         Raises:
-          InputError: the file cannot be read, or holds NaN or infinity there.
+          InputError: see ``read``.
         """
         assert out.shape == (stop - start, high - low)
         width = self.shape[-1]
         if (low, high) == (0, width):
-            return self.read(start, stop, out)
+            self.read(start, stop, out)
+            return
         firsts = (row * width + low for row in range(start, stop))
         self._read((first * out.itemsize, part) for first, part in zip(firsts, out, strict=True))
-        require_finite(out, self.name)
-        return None
+        self._require_finite(out)
+
+    def _require_finite(self, out: np.ndarray) -> None:
+        if self.dtype is not None:
+            require_finite(out, self.name)
 
     def _read(self, pieces: Iterable[tuple[int, np.ndarray]]) -> None:
         """Fill arrays from places in the data, given in bytes."""

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 # Every dimension differs from every other, so that none can be taken for another.
-D, F, N, VOCAB, HEADS, KV_HEADS, HEAD_DIM = 24, 20, 5, 48, 4, 2, 8
+D, F, N, VOCAB, HEADS, KV_HEADS, HEAD_DIM = 24, 40, 5, 48, 4, 2, 8
 
 _COMMON = {
     "vocab_size": VOCAB,

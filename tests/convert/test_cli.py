@@ -84,7 +84,7 @@ BAD_SOURCES: dict[str, tuple[Callable[[Path], object], str]] = {
     "config lacks a field": (edit_config(num_local_experts=None), "'num_local_experts'"),
     "quantised": (
         edit_config(quantization_config={"quant_method": "fp8"}),
-        "quantised checkpoints are not supported yet",
+        "expected quantization_config.weight_block_size as two sizes",
     ),
     "no safetensors": (lambda f: (f / MODEL).unlink(), "expected safetensors files, found none"),
     "only .bin": (

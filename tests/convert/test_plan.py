@@ -138,12 +138,12 @@ EXPERT = "model.layers.0.block_sparse_moe.experts"
         (
             True,
             put("model.layers.0.mlp.experts.down_proj", ones(N, F, D)),
-            r"1 wrong shape \(.*down_proj is \[5, 20, 24\], config\.json makes it \[5, 24, 20\]\)",
+            r"1 wrong shape \(.*down_proj is \[5, 40, 24\], config\.json makes it \[5, 24, 40\]\)",
         ),
         (
             False,
             put(f"{EXPERT}.1.w1.weight", ones(D, F)),
-            r"experts\.1\.w1\.weight is \[24, 20\]",
+            r"experts\.1\.w1\.weight is \[24, 40\]",
         ),
         (True, put("model.norm.weight", ones(D, dtype=np.int32)), r"model\.norm\.weight is I32"),
         (True, put("model.norm.weight", ones(D, dtype=np.float64)), r"is F64, expected F32, BF16"),
