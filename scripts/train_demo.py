@@ -4,6 +4,7 @@
     python scripts/train_demo.py train WORK            # train, or go on from the checkpoint
     python scripts/train_demo.py export WORK TARGET    # write a Hugging Face folder
     python scripts/train_demo.py evaluate WORK TARGET  # measure it, write its card
+    python scripts/train_demo.py study WORK LOGS       # the small models of docs/quality.md
 
 Training needs the extra ``train``, about 3 GB of memory and some hours on two cores.
 """
@@ -40,6 +41,10 @@ def _parser() -> argparse.ArgumentParser:
         if name == "train":
             command.add_argument("--steps", type=int, help="steps of the whole schedule")
             command.add_argument("--checkpoint-seconds", type=float, default=300.0)
+    study = commands.add_parser("study", help="train the study's models and export them")
+    study.add_argument("work", type=Path, help="folder of the run")
+    study.add_argument("logs", type=Path, help="folder that the logs are copied to")
+    study.add_argument("--checkpoint-seconds", type=float, default=120.0)
     for name, text in (
         ("export", "write the checkpoint as a Hugging Face folder"),
         ("evaluate", "measure an exported folder and write its card"),
@@ -72,6 +77,13 @@ def main() -> None:
         from demo_recipe.export import export
 
         print(f"step {export(work, arguments.target)}")
+    elif arguments.command == "study":
+        _restart_with_environment()
+        from demo_recipe import study
+
+        for k, num_experts in study.ROUTERS:
+            seconds = arguments.checkpoint_seconds
+            print(study.train(work, arguments.logs, k, num_experts, checkpoint_seconds=seconds))
     else:
         from demo_recipe import card, evaluate
 

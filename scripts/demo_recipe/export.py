@@ -121,9 +121,15 @@ def tokenizer_config(tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def export(work: Path, target: Path, settings: Settings | None = None) -> int:
-    """Write ``work``'s checkpoint to ``target``; returns the step it was taken at."""
+def export(
+    work: Path, target: Path, settings: Settings | None = None, *, data: Path | None = None
+) -> int:
+    """Write ``work``'s checkpoint to ``target``; returns the step it was taken at.
+
+    ``data`` is the folder with the tokenizer that it was trained with, ``work/data`` if not given.
+    """
     settings = settings or Settings()
+    tokenizer_file = (data or work / "data") / "tokenizer.json"
     state = restore(work / CHECKPOINT, settings)
     target.mkdir(parents=True, exist_ok=True)
     tensors = named_tensors(state.params, settings.shape)
@@ -131,8 +137,8 @@ def export(work: Path, target: Path, settings: Settings | None = None) -> int:
     metadata = {"format": "pt", "step": str(int(state.step)), "tokens": str(int(state.tokens))}
     save_file(rounded, target / "model.safetensors", metadata)
     (target / "model.safetensors").chmod(0o644)
-    tokenizer = Tokenizer.from_file(str(work / "data" / "tokenizer.json"))
-    shutil.copy(work / "data" / "tokenizer.json", target / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    shutil.copy(tokenizer_file, target / "tokenizer.json")
     ends = tokenizer.token_to_id(dataset.END_OF_TEXT), tokenizer.token_to_id(chat.END)
     generation = {"do_sample": False, "eos_token_id": list(ends), "pad_token_id": ends[0]}
     _write(target / "config.json", model_config(settings.shape, *ends))

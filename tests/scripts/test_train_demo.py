@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from demo_recipe import (
     evaluate,
     export,
     fast_ops,
+    study,
     synthetic,
     trainer,
     training_model,
@@ -116,6 +118,30 @@ def test_export_loads_in_the_library_with_the_same_logits(
     expected = (hidden @ rounded["embed"].T).reshape(4, 16, -1)
     got = nnx.jit(lambda model, tokens: model(tokens))(model, tokens)
     np.testing.assert_allclose(got, expected, atol=1e-4)
+
+
+def test_study_models_differ_only_in_how_the_experts_are_cut() -> None:
+    runs = [study.settings_for(k, num_experts) for k, num_experts in study.ROUTERS]
+    shapes = [settings.shape for settings in runs]
+    assert [(s.num_experts_per_tok, s.num_experts) for s in shapes] == list(study.ROUTERS)
+    assert {s.moe_intermediate_size * s.num_experts_per_tok for s in shapes} == {study.ACTIVE_WIDTH}
+    cut = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
+    alike = {replace(settings, shape=replace(settings.shape, **cut)) for settings in runs}
+    assert len(alike) == 1
+
+
+def test_study_model_is_trained_once_and_exported(
+    data: Path, run: trainer.TrainState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del run  # its programs are compiled
+    monkeypatch.setattr(study, "settings_for", lambda k, num_experts: SETTINGS)
+    (tmp_path / "data").symlink_to(data)
+    for events in (["start", "finish"], ["start", "finish", "resume", "finish"]):
+        folder = study.train(tmp_path, tmp_path / "logs", 2, 8, checkpoint_seconds=1e9)
+        lines = (tmp_path / "logs" / "2of8.jsonl").read_text().splitlines()
+        entries = [json.loads(line)["event"] for line in lines]
+        assert [e for e in entries if e not in ("train", "held_out")] == events
+    assert evaluate.trained(folder) == (SETTINGS.steps, SETTINGS.steps * 128)
 
 
 def test_export_has_exactly_the_tensors_of_the_form(
