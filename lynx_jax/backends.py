@@ -5,17 +5,16 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from lynx_jax.errors import InputError
 from lynx_jax.pallas_kernels.expert_ffn import (
-    ExpertWeights,
     combine_matrix,
     dense_over_active,
     expert_ffn_reference,
     grouped_by_expert,
 )
+from lynx_jax.pallas_kernels.expert_form import ExpertForm, ExpertWeights
 from lynx_jax.routing import Phase, Routing
 
 BACKENDS = ("auto", "loop", "reference")
@@ -41,9 +40,9 @@ class ExpertBackend(Protocol):
         self,
         x: Float[Array, "rows width"],
         routing: Routing,
-        gate_up: ExpertWeights,
-        down: ExpertWeights,
+        weights: ExpertWeights,
         *,
+        form: ExpertForm,
         phase: Phase,
     ) -> Float[Array, "rows width"]:
         """The experts' output, summed in float32 and given in x's dtype; 0 in rows not live.
@@ -51,8 +50,8 @@ class ExpertBackend(Protocol):
         Args:
           x: rows; those that are not live may hold anything.
           routing: each row's experts and weights.
-          gate_up: [N, 2F, D] or N arrays [2F, D]; gate's F output rows first.
-          down: [N, D, F] or N arrays [D, F].
+          weights: the layer's experts, matrices as ``split`` says.
+          form: static; what one expert computes.
           phase: static; which program this is part of.
         """
 
@@ -68,14 +67,14 @@ class ReferenceBackend:
         self,
         x: Array,
         routing: Routing,
-        gate_up: ExpertWeights,
-        down: ExpertWeights,
+        weights: ExpertWeights,
         *,
+        form: ExpertForm,
         phase: Phase,
     ) -> Array:
         del phase
-        combine = combine_matrix(routing.ids, routing.weights, routing.live, len(gate_up))
-        return expert_ffn_reference(x, combine, jnp.asarray(gate_up), jnp.asarray(down))
+        combine = combine_matrix(routing.ids, routing.weights, routing.live, len(weights.gate_up))
+        return expert_ffn_reference(x, combine, weights, form)
 
 
 @dataclass(frozen=True)
@@ -99,23 +98,24 @@ class LoopBackend:
         self,
         x: Array,
         routing: Routing,
-        gate_up: ExpertWeights,
-        down: ExpertWeights,
+        weights: ExpertWeights,
         *,
+        form: ExpertForm,
         phase: Phase,
     ) -> Array:
         del phase  # what counts is how many rows there are
+        num_experts = len(weights.gate_up)
         if x.shape[0] <= self.dense_rows:
-            combine = combine_matrix(routing.ids, routing.weights, routing.live, len(gate_up))
-            return dense_over_active(x, combine, routing.active, routing.num_active, gate_up, down)
+            combine = combine_matrix(routing.ids, routing.weights, routing.live, num_experts)
+            return dense_over_active(x, combine, routing.active, routing.num_active, weights, form)
         return grouped_by_expert(
             x,
             routing.ids,
             routing.weights,
             routing.live,
-            gate_up,
-            down,
-            block=_block(routing.ids.size, len(gate_up)),
+            weights,
+            form,
+            block=_block(routing.ids.size, num_experts),
         )
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from lynx_jax.models.layers import LayerRouting
+from lynx_jax.models.moe import LayerRouting
 from lynx_jax.policies import Policy
 from lynx_jax.routing import Phase
 from lynx_jax.sampling import SamplingFlags, SamplingRows, sample

@@ -2,11 +2,11 @@
 
 import dataclasses
 import math
-import typing
 from collections.abc import Mapping
-from typing import Any, ClassVar, NoReturn, Self
+from typing import Any, ClassVar, Self
 
-from lynx_jax.errors import InputError
+from lynx_jax.models.fields import read_fields, require
+from lynx_jax.models.rope import Rope, read_rope
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class DecoderConfig:
       head_dim: width of one head.
       max_position_embeddings: longest sequence.
       rms_norm_eps: added to the mean square in every RMSNorm.
-      rope_theta: base of the rotary position embedding.
+      rope: the rotary position embedding.
       sliding_window: keys further back than this are not seen; None for full attention.
       tie_word_embeddings: the output head is the embedding.
       num_experts: experts N of one MoE layer.
@@ -43,7 +43,7 @@ class DecoderConfig:
     head_dim: int
     max_position_embeddings: int
     rms_norm_eps: float
-    rope_theta: float
+    rope: Rope
     sliding_window: int | None
     tie_word_embeddings: bool
     num_experts: int
@@ -57,18 +57,8 @@ class DecoderConfig:
         Raises:
           InputError: a needed field is missing, of the wrong type, or not supported.
         """
-        known = _normalise(raw)
-        values = {}
-        for field in dataclasses.fields(cls):
-            names = cls.hub_names.get(field.name, (field.name,))
-            name = next((name for name in names if name in known), names[0])
-            if name in known:
-                values[field.name] = _checked(name, field.type, known[name])
-            elif field.default is dataclasses.MISSING:
-                raise InputError(
-                    f"config.json of model_type {raw.get('model_type')!r} lacks the field "
-                    f"{name!r}; take the config.json that was published with the weights"
-                )
+        where = f"config.json of model_type {raw.get('model_type')!r}"
+        values = read_fields(cls, _normalise(raw), where=where, hub_names=cls.hub_names)
         config = cls(**values)
         config.check()
         return config
@@ -91,9 +81,9 @@ class DecoderConfig:
             f"num_experts_per_tok from 1 to the layer's {self.num_experts} experts",
             self.num_experts_per_tok,
         )
-        for name in ("rms_norm_eps", "rope_theta"):
-            value = getattr(self, name)
-            require(0 < value < math.inf, f"a finite {name} above 0", value)
+        eps = self.rms_norm_eps
+        require(0 < eps < math.inf, "a finite rms_norm_eps above 0", eps)
+        self.rope.check()
         window = self.sliding_window
         require(window is None or window >= 1, "sliding_window null or at least 1", window)
         require(self.hidden_act == "silu", "hidden_act 'silu'", repr(self.hidden_act))
@@ -112,55 +102,13 @@ _POSITIVE = (
 )
 
 
-def require(condition: bool, expected: str, got: object) -> None:
-    """Raise ``InputError`` for config.json unless the condition holds."""
-    if not condition:
-        raise InputError(f"config.json: expected {expected}, got {got}")
-
-
 def _normalise(raw: Mapping[str, Any]) -> dict[str, Any]:
     """config.json with the derived and renamed fields of all versions in one form."""
     known = {name: value for name, value in raw.items() if value is not None}
-    known["rope_theta"] = _rope_theta(known)
+    known["rope"] = read_rope(known)
     known.setdefault("sliding_window", None)
     known.setdefault("tie_word_embeddings", False)
     width, heads = known.get("hidden_size"), known.get("num_attention_heads")
     if "head_dim" not in known and type(width) is int and type(heads) is int and heads >= 1:
         known["head_dim"] = width // heads
-    if known["rope_theta"] is None:
-        del known["rope_theta"]
     return known
-
-
-def _rope_theta(known: Mapping[str, Any]) -> float | None:
-    """The rotary base; refuses every scaling, since none is implemented."""
-    theta = known.get("rope_theta")
-    for name in ("rope_scaling", "rope_parameters"):
-        rope = known.get(name, {})
-        if not isinstance(rope, dict):
-            _refuse(name, "an object", rope)
-        kind = rope.get("rope_type", rope.get("type", "default"))
-        if kind != "default":
-            raise InputError(
-                f"config.json: rope type {kind!r} in {name} is not supported, only 'default'; "
-                "without it the model runs within its original context length"
-            )
-        theta = rope.get("rope_theta", theta)
-    return None if theta is None else float(_checked("rope_theta", float, theta))
-
-
-def _checked(name: str, expected: Any, value: Any) -> Any:
-    """The value, a list as a tuple, if it is of the type expected; else an error with its name."""
-    if typing.get_origin(expected) is tuple:
-        matches = isinstance(value, list) and all(type(item) is int for item in value)
-        return tuple(value) if matches else _refuse(name, "a list of int", value)
-    accepted = {float: {int, float}}.get(expected, {expected, *typing.get_args(expected)})
-    return value if type(value) in accepted else _refuse(name, _type_name(expected), value)
-
-
-def _type_name(expected: Any) -> str:
-    return getattr(expected, "__name__", str(expected))
-
-
-def _refuse(name: str, expected: str, got: object) -> NoReturn:
-    raise InputError(f"config.json: expected {name!r} as {expected}, got {got!r}")

@@ -7,16 +7,10 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
+from lynx_jax.models.attention import LayerCache, SelfAttention
 from lynx_jax.models.config import DecoderConfig
-from lynx_jax.models.layers import (
-    MLP,
-    Attention,
-    LayerCache,
-    LayerRouting,
-    Linear,
-    RMSNorm,
-    SparseMoeBlock,
-)
+from lynx_jax.models.layers import MLP, Linear, Norm, RMSNorm
+from lynx_jax.models.moe import LayerRouting, SparseMoeBlock
 from lynx_jax.pallas_kernels.dense import linear
 from lynx_jax.policies import Policy, TopK
 from lynx_jax.routing import Phase
@@ -30,16 +24,17 @@ class DecoderLayer(nnx.Module):
     def __init__(
         self,
         config: DecoderConfig,
-        attention: Attention,
+        attention: SelfAttention,
         mlp: SparseMoeBlock | MLP,
         *,
+        norm: Norm = RMSNorm,
         dtype: DTypeLike,
         rngs: nnx.Rngs,
     ) -> None:
         width, eps = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm = RMSNorm(width, eps=eps, dtype=dtype, rngs=rngs)
+        self.input_layernorm = norm(width, eps=eps, dtype=dtype, rngs=rngs)
         self.self_attn = attention
-        self.post_attention_layernorm = RMSNorm(width, eps=eps, dtype=dtype, rngs=rngs)
+        self.post_attention_layernorm = norm(width, eps=eps, dtype=dtype, rngs=rngs)
         self.mlp = mlp
 
     def __call__(
@@ -71,6 +66,7 @@ class DecoderForCausalLM(nnx.Module):
         config: DecoderConfig,
         layers: Sequence[DecoderLayer],
         *,
+        norm: Norm = RMSNorm,
         dtype: DTypeLike,
         rngs: nnx.Rngs,
     ) -> None:
@@ -80,7 +76,7 @@ class DecoderForCausalLM(nnx.Module):
             config.vocab_size, config.hidden_size, dtype=dtype, param_dtype=dtype, rngs=rngs
         )
         self.layers = nnx.List(layers)
-        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype, rngs=rngs)
+        self.norm = norm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype, rngs=rngs)
         self.lm_head = (
             None
             if config.tie_word_embeddings
@@ -154,8 +150,4 @@ class DecoderForCausalLM(nnx.Module):
 
     def init_cache(self, rows: int, entries: int) -> Cache:
         """An empty cache for ``rows`` sequences of up to ``entries`` tokens, in the model dtype."""
-        shape = (rows, entries, self.config.num_key_value_heads, self.config.head_dim)
-        return tuple(
-            LayerCache(jnp.zeros(shape, self.dtype), jnp.zeros(shape, self.dtype))
-            for _ in range(self.config.num_hidden_layers)
-        )
+        return tuple(layer.self_attn.init_cache(rows, entries, self.dtype) for layer in self.layers)

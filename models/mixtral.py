@@ -9,9 +9,11 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from lynx_jax.backends import ExpertBackend
-from lynx_jax.models.config import DecoderConfig, require
+from lynx_jax.models.attention import Attention
+from lynx_jax.models.config import DecoderConfig
 from lynx_jax.models.decoder import DecoderForCausalLM, DecoderLayer
-from lynx_jax.models.layers import Attention, SparseMoeBlock
+from lynx_jax.models.fields import require
+from lynx_jax.models.moe import SparseMoeBlock
 from lynx_jax.models.weights import DECODER_ROWS, ExpertStack, WeightTable, linear
 from lynx_jax.routers import Router
 
@@ -51,7 +53,7 @@ class MixtralForCausalLM(DecoderForCausalLM):
         layers = [
             DecoderLayer(
                 config,
-                Attention(config, qk_norm=False, dtype=dtype, rngs=rngs),
+                Attention(config, window=config.sliding_window, dtype=dtype, rngs=rngs),
                 SparseMoeBlock(
                     config,
                     config.intermediate_size,

@@ -9,9 +9,12 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from lynx_jax.backends import ExpertBackend
-from lynx_jax.models.config import DecoderConfig, require
+from lynx_jax.models.attention import Attention
+from lynx_jax.models.config import DecoderConfig
 from lynx_jax.models.decoder import DecoderForCausalLM, DecoderLayer
-from lynx_jax.models.layers import MLP, Attention, SparseMoeBlock
+from lynx_jax.models.fields import require
+from lynx_jax.models.layers import MLP
+from lynx_jax.models.moe import SparseMoeBlock
 from lynx_jax.models.weights import DECODER_ROWS, ExpertStack, WeightTable, linear, norm
 from lynx_jax.routers import Router
 
@@ -84,7 +87,13 @@ class Qwen3MoeForCausalLM(DecoderForCausalLM):
         layers = [
             DecoderLayer(
                 config,
-                Attention(config, qk_norm=True, dtype=dtype, rngs=rngs),
+                Attention(
+                    config,
+                    window=config.sliding_window,
+                    qk_norm="head",
+                    dtype=dtype,
+                    rngs=rngs,
+                ),
                 _mlp(config, index, backend=backend, dtype=dtype, rngs=rngs),
                 dtype=dtype,
                 rngs=rngs,

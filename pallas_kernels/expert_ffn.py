@@ -1,7 +1,9 @@
 """The experts of one layer: all of them (the oracle), those in use one by one, or rows by expert.
 
-Each form gives ``sum over e of combine[row, e] * down_e(silu(gate_e(x)) * up_e(x))``. Axes in
-comments: T rows, k experts a row, N experts, D model width, F expert width, R rows of a block.
+Each function gives ``sum over e of combine[row, e] * down_e(activate(gate_e(x), up_e(x)))``, or,
+where ``ExpertForm.scale_input`` says so, takes ``combine[row, e] * x`` for x and sums the outputs
+as they are. Axes in comments: T rows, k experts a row, N experts, D model width, F expert width, R
+rows of a block.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,10 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from lynx_jax.pallas_kernels.dense import from_columns, times_columns, to_columns
-
-# One array [N, outputs, inputs], or N arrays [outputs, inputs]. XLA on CPU copies an expert out of
-# a stacked array before it multiplies; a switch over arrays of their own reads them where they lie.
-type ExpertWeights = Float[Array, "_ _ _"] | Sequence[Float[Array, "_ _"]]
+from lynx_jax.pallas_kernels.expert_form import ExpertForm, ExpertWeights, Matrices
 
 
 def combine_matrix(
@@ -31,26 +30,36 @@ def combine_matrix(
 def expert_ffn_reference(
     x: Float[Array, "rows width"],
     combine: Float[Array, "rows experts"],
-    gate_up: Float[Array, "experts hidden2 width"],
-    down: Float[Array, "experts width hidden"],
+    weights: ExpertWeights,
+    form: ExpertForm,
 ) -> Float[Array, "rows width"]:
     """All experts for all rows, in float32 at the highest precision; rounds to x's dtype as the
-    other forms do: the hidden activations and the result.
+    other forms do: scaled inputs, the hidden activations and the result.
 
     Args:
       x: rows; one without a weight in ``combine`` may hold anything and yields zeros.
       combine: float32 weight of each expert in each row.
-      gate_up: gate's F output rows, then up's F.
-      down: down projections.
+      weights: stacked arrays.
+      form: what one expert computes.
     """
     used = combine != 0
     clean = jnp.where(jnp.any(used, axis=1, keepdims=True), x, 0)
     highest = jax.lax.Precision.HIGHEST
-    h = jnp.einsum("td,nfd->ntf", _f32(clean), _f32(gate_up), precision=highest)
-    gate, up = jnp.split(h, 2, axis=-1)
-    a = _f32((jax.nn.silu(gate) * up).astype(x.dtype))
-    y = jnp.einsum("ntf,ndf->tnd", a, _f32(down), precision=highest)
-    return jnp.sum(jnp.where(used[..., None], combine[..., None] * y, 0.0), axis=1).astype(x.dtype)
+    gate_up, down = _f32(jnp.asarray(weights.gate_up)), _f32(jnp.asarray(weights.down))
+    if form.scale_input:
+        scaled = (combine.T[:, :, None] * _f32(clean)).astype(x.dtype)  # [N, T, D]
+        h = jnp.einsum("ntd,nfd->ntf", _f32(scaled), gate_up, precision=highest)
+    else:
+        h = jnp.einsum("td,nfd->ntf", _f32(clean), gate_up, precision=highest)
+    if weights.gate_up_bias is not None:
+        h = h + _f32(weights.gate_up_bias)[:, None]
+    a = _f32(form.activate(*jnp.split(h, 2, axis=-1)).astype(x.dtype))
+    y = jnp.einsum("ntf,ndf->tnd", a, down, precision=highest)
+    if weights.down_bias is not None:
+        y = y + _f32(weights.down_bias)
+    if not form.scale_input:
+        y = combine[..., None] * y
+    return jnp.sum(jnp.where(used[..., None], y, 0.0), axis=1).astype(x.dtype)
 
 
 def dense_over_active(
@@ -58,8 +67,8 @@ def dense_over_active(
     combine: Float[Array, "rows experts"],
     active: Int[Array, " experts"],
     num_active: Int[Array, ""],
-    gate_up: ExpertWeights,
-    down: ExpertWeights,
+    weights: ExpertWeights,
+    form: ExpertForm,
 ) -> Float[Array, "rows width"]:
     """All rows for each expert in use; reads no other expert, and each of these once.
 
@@ -68,19 +77,18 @@ def dense_over_active(
       combine: float32 weight of each expert in each row.
       active: the experts in use come first.
       num_active: how many they are.
-      gate_up: for each expert [2F, D], gate first.
-      down: for each expert [D, F].
+      weights: stacked arrays or an array an expert.
+      form: what one expert computes.
     """
     clean = jnp.where(jnp.any(combine != 0, axis=1, keepdims=True), x, 0)
     columns = to_columns(clean)  # [D, T]
     by_expert = jnp.pad(combine.T, ((0, 0), (0, columns.shape[1] - x.shape[0])))  # [N, T]
-    gate_up_of, down_of = _selector(gate_up), _selector(down)
+    expert_columns = _expert_columns(weights, form)
 
     def add_expert(i: Array, total: Array) -> Array:
         expert = active[i]
-        y = _ffn_columns(columns, expert, gate_up_of, down_of)
         weight = by_expert[expert]
-        return total + jnp.where(weight != 0, weight * y, 0.0)
+        return total + jnp.where(weight != 0, expert_columns(expert, columns, weight), 0.0)
 
     total: Array = jax.lax.fori_loop(
         0, num_active, add_expert, jnp.zeros(columns.shape, jnp.float32)
@@ -93,8 +101,8 @@ def grouped_by_expert(
     ids: Int[Array, "rows k"],
     weights: Float[Array, "rows k"],
     live: Bool[Array, " rows"],
-    gate_up: ExpertWeights,
-    down: ExpertWeights,
+    experts: ExpertWeights,
+    form: ExpertForm,
     *,
     block: int,
 ) -> Float[Array, "rows width"]:
@@ -105,14 +113,14 @@ def grouped_by_expert(
       ids: k distinct experts a row.
       weights: float32 weights of ``ids``.
       live: rows that count.
-      gate_up: for each expert [2F, D], gate first.
-      down: for each expert [D, F].
+      experts: stacked arrays or an array an expert.
+      form: what one expert computes.
       block: rows R of one step; a step reads its expert once.
     """
-    num_experts, k = len(gate_up), ids.shape[1]
+    num_experts, k = len(experts.gate_up), ids.shape[1]
     order, block_expert, block_start, ends, num_blocks = _blocks(ids, live, num_experts, block)
     flat_weights = weights.reshape(-1)
-    gate_up_of, down_of = _selector(gate_up), _selector(down)
+    expert_columns = _expert_columns(experts, form)
 
     def add_block(b: Array, total: Array) -> Array:
         expert, start = block_expert[b], block_start[b]
@@ -120,8 +128,9 @@ def grouped_by_expert(
         valid = start + jnp.arange(block) < ends[expert]
         rows = jnp.where(valid, pairs // k, x.shape[0])  # one past the end: read as 0, not written
         columns = to_columns(x.at[rows].get(mode="fill", fill_value=0))
-        y = from_columns(_ffn_columns(columns, expert, gate_up_of, down_of), block)
-        return total.at[rows].add(flat_weights[pairs][:, None] * y, mode="drop")
+        weight = jnp.pad(flat_weights[pairs], (0, columns.shape[1] - block))
+        y = from_columns(expert_columns(expert, columns, weight), block)
+        return total.at[rows].add(y, mode="drop")
 
     total: Array = jax.lax.fori_loop(0, num_blocks, add_block, jnp.zeros(x.shape, jnp.float32))
     return total.astype(x.dtype)
@@ -153,21 +162,42 @@ def _blocks(
     return order, block_expert, (ends - sizes)[block_expert] + within * block, ends, last_block[-1]
 
 
-type _Selector = Callable[[Array, Array], Array]
+type _Product = Callable[[Array, Array], Array]
 
 
-def _selector(weights: ExpertWeights) -> _Selector:
-    """A function of (expert, columns) that multiplies the expert's weight by the columns."""
-    if isinstance(weights, Sequence):
-        branches = [lambda columns, w=w: times_columns(w, columns) for w in weights]
-        return lambda expert, columns: jax.lax.switch(expert, branches, columns)
-    return lambda expert, columns: times_columns(weights[expert], columns)
+def _product(matrices: Matrices, bias: Array | None) -> _Product:
+    """A function of (expert, columns): the expert's matrix times the columns, plus its bias."""
+    if isinstance(matrices, Sequence):
+        branches = [lambda columns, m=m: times_columns(m, columns) for m in matrices]
+
+        def times(expert: Array, columns: Array) -> Array:
+            product: Array = jax.lax.switch(expert, branches, columns)
+            return product
+    else:
+
+        def times(expert: Array, columns: Array) -> Array:
+            return times_columns(matrices[expert], columns)
+
+    if bias is None:
+        return times
+    return lambda expert, columns: times(expert, columns) + _f32(bias[expert])[:, None]
 
 
-def _ffn_columns(columns: Array, expert: Array, gate_up_of: _Selector, down_of: _Selector) -> Array:
-    """The expert's output of each column, float32 [D, columns]."""
-    gate, up = jnp.split(gate_up_of(expert, columns), 2)
-    return down_of(expert, (jax.nn.silu(gate) * up).astype(columns.dtype))
+def _expert_columns(
+    weights: ExpertWeights, form: ExpertForm
+) -> Callable[[Array, Array, Array], Array]:
+    """A function of (expert, columns, weight [columns]): what the expert adds to each column's
+    result, float32 [D, columns]."""
+    gate_up_of = _product(weights.gate_up, weights.gate_up_bias)
+    down_of = _product(weights.down, weights.down_bias)
+
+    def compute(expert: Array, columns: Array, weight: Array) -> Array:
+        inputs = (weight * _f32(columns)).astype(columns.dtype) if form.scale_input else columns
+        gate, up = jnp.split(gate_up_of(expert, inputs), 2)
+        y: Array = down_of(expert, form.activate(gate, up).astype(columns.dtype))
+        return y if form.scale_input else weight * y
+
+    return compute
 
 
 def _f32(x: Array) -> Array:

@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 
 from lynx_jax.loading import LoadedModel
-from lynx_jax.models.layers import LayerRouting
+from lynx_jax.models.moe import LayerRouting
 from lynx_jax.policies import Policy, TopK
 from lynx_jax.routing import Phase, Routing
 from lynx_jax.tokenizer import Tokenizer

@@ -9,11 +9,13 @@ import pytest
 
 from lynx_jax.backends import LoopBackend, ReferenceBackend, get_backend
 from lynx_jax.errors import InputError
+from lynx_jax.pallas_kernels.expert_form import ExpertForm, ExpertWeights
 from lynx_jax.policies import Lynx, TopK
 from lynx_jax.routers import Router
 from lynx_jax.routing import Phase, route
 
 N, K, D, F = 12, 3, 24, 16
+FORM = ExpertForm()
 
 
 def layer(rows, dtype, policy=None, seed=0):
@@ -31,7 +33,7 @@ def layer(rows, dtype, policy=None, seed=0):
     )
     gate_up = jnp.asarray(rng.normal(size=(N, 2 * F, D)) / np.sqrt(D), dtype)
     down = jnp.asarray(rng.normal(size=(N, D, F)) / np.sqrt(F), dtype)
-    return x, routing, gate_up, down
+    return x, routing, ExpertWeights(gate_up, down)
 
 
 @pytest.mark.parametrize("phase", list(Phase))
@@ -39,11 +41,13 @@ def layer(rows, dtype, policy=None, seed=0):
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("rows", [1, 6, 24, 40])
 def test_loop_equals_reference(rows, dtype, split, phase):
-    x, routing, gate_up, down = layer(rows, dtype, Lynx(alpha=1.0, beta=1))
-    expected = ReferenceBackend()(x, routing, gate_up, down, phase=phase)
+    x, routing, weights = layer(rows, dtype, Lynx(alpha=1.0, beta=1))
+    expected = ReferenceBackend()(x, routing, weights, form=FORM, phase=phase)
     backend = LoopBackend(split=split)
-    weights = (tuple(gate_up), tuple(down)) if split else (gate_up, down)
-    got = jax.jit(backend, static_argnames="phase")(x, routing, *weights, phase=phase)
+    if split:
+        weights = ExpertWeights(tuple(weights.gate_up), tuple(weights.down))
+    jitted = jax.jit(backend, static_argnames=("form", "phase"))
+    got = jitted(x, routing, weights, form=FORM, phase=phase)
     assert got.dtype == expected.dtype == dtype
     tolerance = 1e-5 if dtype == jnp.float32 else 2e-2
     np.testing.assert_allclose(
@@ -56,9 +60,9 @@ def test_loop_equals_reference(rows, dtype, split, phase):
 
 
 def test_both_loop_forms_serve_decode():
-    x, routing, gate_up, down = layer(9, jnp.float32)
-    dense = LoopBackend(dense_rows=9)(x, routing, gate_up, down, phase=Phase.DECODE)
-    grouped = LoopBackend(dense_rows=8)(x, routing, gate_up, down, phase=Phase.DECODE)
+    x, routing, weights = layer(9, jnp.float32)
+    dense = LoopBackend(dense_rows=9)(x, routing, weights, form=FORM, phase=Phase.DECODE)
+    grouped = LoopBackend(dense_rows=8)(x, routing, weights, form=FORM, phase=Phase.DECODE)
     np.testing.assert_allclose(dense, grouped, rtol=1e-5, atol=1e-5)
 
 

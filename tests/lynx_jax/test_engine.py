@@ -8,6 +8,7 @@ from lynx_jax.backends import get_backend
 from lynx_jax.engine import Engine
 from lynx_jax.errors import InputError
 from lynx_jax.models import MixtralConfig, MixtralForCausalLM
+from lynx_jax.models.rope import Rope
 from lynx_jax.policies import OEA, Lynx, Policy, TopK, XShare
 from lynx_jax.requests import Request, SamplingParams, TokenEvent
 from lynx_jax.sampling import SamplingFlags
@@ -57,7 +58,7 @@ def tiny_mixtral() -> MixtralForCausalLM:
         head_dim=6,
         max_position_embeddings=64,
         rms_norm_eps=1e-5,
-        rope_theta=1e4,
+        rope=Rope(1e4),
         sliding_window=None,
         tie_word_embeddings=False,
         num_experts=8,

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 import lynx_jax
 from lynx_jax.loading import LoadedModel
 from lynx_jax.models.decoder import DecoderForCausalLM
-from lynx_jax.models.layers import LayerRouting
+from lynx_jax.models.moe import LayerRouting
 from lynx_jax.policies import TopK
 from lynx_jax.routing import Phase
 

@@ -8,7 +8,7 @@ from flax import nnx
 
 from lynx_jax.backends import get_backend
 from lynx_jax.models import MixtralConfig, MixtralForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
-from lynx_jax.models.layers import RMSNorm, rotary_embedding
+from lynx_jax.models.layers import Linear, RMSNorm
 from lynx_jax.policies import OEA, Lynx, TopK, XShare
 from lynx_jax.routing import Phase
 from tests.models.test_config import MIXTRAL, QWEN3
@@ -154,11 +154,9 @@ def test_rms_norm():
     np.testing.assert_allclose(norm(jnp.asarray(x)), expected, rtol=1e-5)
 
 
-def test_rotary_embedding_turns_pairs_half_a_head_apart():
-    x = np.random.default_rng(0).normal(size=(2, 3, 1, 8)).astype(np.float32)
-    positions = np.array([[0, 1, 2], [5, 70, 4000]])
-    angle = positions[:, :, None] * 100.0 ** (-np.arange(4) / 4)
-    turned = (x[:, :, 0, :4] + 1j * x[:, :, 0, 4:]) * np.exp(1j * angle)
-    expected = np.concatenate([turned.real, turned.imag], axis=-1)
-    actual = rotary_embedding(jnp.asarray(x), jnp.asarray(positions), 100.0)
-    np.testing.assert_allclose(actual[:, :, 0], expected, atol=2e-3)
+def test_linear_adds_its_bias_in_float32():
+    layer = Linear(3, 2, bias=True, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    layer.weight.set_value(jnp.array([[256.0, 0, 1], [0, 1, 0]], jnp.bfloat16))
+    layer.bias.set_value(jnp.array([0.5, -2.0], jnp.bfloat16))
+    y = layer(jnp.ones((1, 3), jnp.bfloat16), dtype=jnp.float32)
+    np.testing.assert_array_equal(y, [[257.5, -1.0]])

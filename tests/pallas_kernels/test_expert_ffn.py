@@ -15,51 +15,81 @@ from lynx_jax.pallas_kernels.expert_ffn import (
     expert_ffn_reference,
     grouped_by_expert,
 )
+from lynx_jax.pallas_kernels.expert_form import ExpertForm, ExpertWeights
 
 D, F = 24, 16
 TOLERANCE = {jnp.float32: 1e-5, jnp.bfloat16: 1e-2}  # of the largest output: sums, then rounding
 on_cpu = pytest.mark.skipif(jax.default_backend() != "cpu", reason="about XLA on CPU")
 
 
-@partial(jax.jit, static_argnames=("block",))
-def loop_forms(x, ids, weights, live, gate_up, down, *, block):
+SILU = ExpertForm()
+FORMS = [
+    pytest.param(SILU, id="silu"),
+    pytest.param(ExpertForm(scale_input=True), id="scaled input"),
+    pytest.param(ExpertForm("clamped_swiglu"), id="clamped"),
+]
+
+
+@partial(jax.jit, static_argnames=("form", "block"))
+def loop_forms(x, ids, weights, live, experts, *, form=SILU, block):
     """Outputs of the dense and of the grouped form, as lynx_jax.backends calls them."""
-    num_experts = len(gate_up)
+    num_experts = len(experts.gate_up)
     chosen = jnp.any((ids[..., None] == jnp.arange(num_experts)) & live[:, None, None], axis=(0, 1))
     active = jnp.argsort(~chosen, stable=True)
     combine = combine_matrix(ids, weights, live, num_experts)
-    dense = dense_over_active(x, combine, active, jnp.sum(chosen), gate_up, down)
-    return dense, grouped_by_expert(x, ids, weights, live, gate_up, down, block=block)
+    dense = dense_over_active(x, combine, active, jnp.sum(chosen), experts, form)
+    return dense, grouped_by_expert(x, ids, weights, live, experts, form, block=block)
 
 
-def draw(rows, k, num_experts, *, live_share, dtype, seed, favourites=None):
+def reference_form(x, ids, weights, live, experts, *, form=SILU):
+    combine = combine_matrix(ids, weights, live, len(experts.gate_up))
+    return expert_ffn_reference(x, combine, experts, form)
+
+
+def draw(rows, k, num_experts, *, live_share, dtype, seed, favourites=None, bias=False):
     """Random layer input; rows that are not live hold NaN and ids that no expert has."""
     rng = np.random.default_rng(seed)
     pool = np.arange(num_experts)[: favourites or num_experts]
     ids = np.stack([rng.permutation(pool)[:k] for _ in range(rows)]).astype(np.int32)
     live = rng.random(rows) < live_share
-    x = rng.normal(size=(rows, D))
+    x = 4 * rng.normal(size=(rows, D))  # far enough out for the clamps to bite
     x[~live], ids[~live] = np.nan, 1000
     return {
         "x": jnp.asarray(x, dtype),
         "ids": jnp.asarray(ids),
         "weights": jnp.asarray(rng.random((rows, k)), jnp.float32),
         "live": jnp.asarray(live),
-        "gate_up": jnp.asarray(rng.normal(size=(num_experts, 2 * F, D)) / np.sqrt(D), dtype),
-        "down": jnp.asarray(rng.normal(size=(num_experts, D, F)) / np.sqrt(F), dtype),
+        "experts": ExpertWeights(
+            jnp.asarray(rng.normal(size=(num_experts, 2 * F, D)) / np.sqrt(D), dtype),
+            jnp.asarray(rng.normal(size=(num_experts, D, F)) / np.sqrt(F), dtype),
+            jnp.asarray(rng.normal(size=(num_experts, 2 * F)), dtype) if bias else None,
+            jnp.asarray(rng.normal(size=(num_experts, D)), dtype) if bias else None,
+        ),
     }
 
 
-def oracle(x, ids, weights, live, gate_up, down):
+def oracle(x, ids, weights, live, experts, form=SILU):
     """The definition, row by row in NumPy's float64; rounds where the forms round."""
-    gate_up, down = np.asarray(gate_up, np.float64), np.asarray(down, np.float64)
+    gate_up, down, gate_up_bias, down_bias = (
+        None if w is None else np.asarray(w, np.float64) for w in experts
+    )
     out = np.zeros(x.shape)
     for t in np.flatnonzero(live):
         for e, w in zip(np.asarray(ids)[t], np.asarray(weights)[t], strict=True):
-            gate, up = np.split(gate_up[e] @ np.asarray(x, np.float64)[t], 2)
-            a = np.asarray(jnp.asarray(gate / (1 + np.exp(-gate)) * up, x.dtype), np.float64)
-            out[t] += w * (down[e] @ a)
+            row = np.asarray(x[t] * w if form.scale_input else x[t], np.float64)
+            row = np.asarray(jnp.asarray(row, x.dtype), np.float64)
+            h = gate_up[e] @ row + (0 if gate_up_bias is None else gate_up_bias[e])
+            a = np.asarray(jnp.asarray(activation(*np.split(h, 2), form), x.dtype), np.float64)
+            y = down[e] @ a + (0 if down_bias is None else down_bias[e])
+            out[t] += y if form.scale_input else w * y
     return out
+
+
+def activation(gate, up, form):
+    if form.activation == "silu":
+        return gate / (1 + np.exp(-gate)) * up
+    gate, up = np.minimum(gate, 7.0), np.clip(up, -7.0, 7.0)
+    return (up + 1.0) * gate / (1 + np.exp(-1.702 * gate))
 
 
 def assert_close(got, expected, dtype):
@@ -68,7 +98,9 @@ def assert_close(got, expected, dtype):
 
 
 def split(layer):
-    return {**layer, "gate_up": tuple(layer["gate_up"]), "down": tuple(layer["down"])}
+    experts = layer["experts"]
+    apart = experts._replace(gate_up=tuple(experts.gate_up), down=tuple(experts.down))
+    return {**layer, "experts": apart}
 
 
 SHAPES = [  # rows, k, experts, block
@@ -96,13 +128,32 @@ def test_all_forms_equal_the_oracle(rows, k, num_experts, block, dtype, live_sha
         rows, k, num_experts, live_share=live_share, dtype=dtype, seed=seed, favourites=favourites
     )
     expected = oracle(**layer)
-    combine = combine_matrix(layer["ids"], layer["weights"], layer["live"], num_experts)
-    reference = expert_ffn_reference(layer["x"], combine, layer["gate_up"], layer["down"])
-    dense, grouped = loop_forms(**layer, block=block)
-    for got in (reference, dense, grouped):
+    for got in (reference_form(**layer), *loop_forms(**layer, block=block)):
         assert got.dtype == dtype
         assert_close(got, expected, dtype)
         np.testing.assert_array_equal(np.asarray(got, np.float32)[~np.asarray(layer["live"])], 0)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("rows", [1, 6])
+def test_expert_forms_and_biases(rows, form, bias, apart):
+    layer = draw(rows, 3, 8, live_share=0.8, dtype=jnp.float32, seed=rows, bias=bias)
+    expected = oracle(**layer, form=form)
+    looped = loop_forms(**(split(layer) if apart else layer), form=form, block=2)
+    for got in (reference_form(**layer, form=form), *looped):
+        assert_close(got, expected, jnp.float32)
+        np.testing.assert_array_equal(got[~np.asarray(layer["live"])], 0)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_expert_forms_in_bfloat16(form):
+    layer = draw(5, 2, 8, live_share=1.0, dtype=jnp.bfloat16, seed=0, bias=True)
+    expected = oracle(**layer, form=form)
+    for got in (reference_form(**layer, form=form), *loop_forms(**layer, form=form, block=4)):
+        assert got.dtype == jnp.bfloat16
+        assert_close(got, expected, jnp.bfloat16)
 
 
 @pytest.mark.parametrize("rows", [1, 5, 40])
@@ -118,8 +169,10 @@ def test_weights_apart_equal_stacked_weights(rows, dtype):
 def test_experts_not_in_use_are_not_read(apart):
     layer = draw(9, 2, 8, live_share=1.0, dtype=jnp.float32, seed=0, favourites=3)
     expected = oracle(**layer)
-    poisoned = {name: layer[name].at[3:].set(jnp.nan) for name in ("gate_up", "down")}
-    layer = {**layer, **poisoned}
+    experts = layer["experts"]
+    layer["experts"] = ExpertWeights(
+        experts.gate_up.at[3:].set(jnp.nan), experts.down.at[3:].set(jnp.nan)
+    )
     for got in loop_forms(**(split(layer) if apart else layer), block=4):
         assert_close(got, expected, jnp.float32)
 
@@ -127,10 +180,9 @@ def test_experts_not_in_use_are_not_read(apart):
 def test_an_expert_that_only_others_chose_cannot_reach_a_row():
     layer = draw(2, 1, 8, live_share=1.0, dtype=jnp.float32, seed=0)
     layer["ids"] = jnp.asarray([[0], [1]])
-    layer["gate_up"] = layer["gate_up"].at[1].set(jnp.nan)
-    combine = combine_matrix(layer["ids"], layer["weights"], layer["live"], 8)
-    reference = expert_ffn_reference(layer["x"], combine, layer["gate_up"], layer["down"])
-    for got in (reference, *loop_forms(**layer, block=4)):
+    experts = layer["experts"]
+    layer["experts"] = experts._replace(gate_up=experts.gate_up.at[1].set(jnp.nan))
+    for got in (reference_form(**layer), *loop_forms(**layer, block=4)):
         assert np.isfinite(got[0]).all()
         assert np.isnan(got[1]).all()
 
@@ -156,8 +208,10 @@ def test_no_expert_is_copied_or_converted(rows, dtype):
         jax.ShapeDtypeStruct((rows, k), jnp.int32),
         jax.ShapeDtypeStruct((rows, k), jnp.float32),
         jax.ShapeDtypeStruct((rows,), bool),
-        (jax.ShapeDtypeStruct((2 * hidden, width), dtype),) * num_experts,
-        (jax.ShapeDtypeStruct((width, hidden), dtype),) * num_experts,
+        ExpertWeights(
+            (jax.ShapeDtypeStruct((2 * hidden, width), dtype),) * num_experts,
+            (jax.ShapeDtypeStruct((width, hidden), dtype),) * num_experts,
+        ),
     )
     compiled = loop_forms.lower(*layer, block=32).compile()
     smallest = width * hidden * jnp.dtype(dtype).itemsize

@@ -29,6 +29,7 @@ from safetensors import safe_open
 
 from lynx_jax.backends import ReferenceBackend
 from lynx_jax.loading import load
+from lynx_jax.pallas_kernels.expert_form import ExpertForm, ExpertWeights
 from lynx_jax.routing import Phase, Routing
 
 SHAPE = training_model.Shape(
@@ -228,7 +229,8 @@ def _reference(x: jax.Array, weights: jax.Array, ids: jax.Array, gate_up: jax.Ar
     rows, zero = x.shape[0], jnp.zeros((), jnp.int32)
     live = jnp.ones(rows, bool)
     routing = Routing(ids, weights, live, jnp.arange(gate_up.shape[0]), zero, zero)
-    return ReferenceBackend()(x, routing, gate_up, down.swapaxes(1, 2), phase=Phase.PREFILL)
+    experts = ExpertWeights(gate_up, down.swapaxes(1, 2))
+    return ReferenceBackend()(x, routing, experts, form=ExpertForm(), phase=Phase.PREFILL)
 
 
 def test_dispatch_equals_the_reference_backend_where_capacity_suffices() -> None:

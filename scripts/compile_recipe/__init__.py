@@ -1,1 +1,0 @@
-"""Compiling for an NVIDIA H200 on a machine without one."""
