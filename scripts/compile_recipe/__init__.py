@@ -1,0 +1,1 @@
+"""Compiling for an NVIDIA H200 on a machine without one."""
