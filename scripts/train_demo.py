@@ -4,7 +4,7 @@
     python scripts/train_demo.py train WORK            # train, or go on from the checkpoint
     python scripts/train_demo.py export WORK TARGET    # write a Hugging Face folder
     python scripts/train_demo.py evaluate WORK TARGET  # measure it, write its card
-    python scripts/train_demo.py study WORK LOGS       # the small models of docs/quality.md
+    python scripts/train_demo.py study WORK LOGS       # small models of other ratios k/N
 
 Training needs the extra ``train``, about 3 GB of memory and some hours on two cores.
 """
