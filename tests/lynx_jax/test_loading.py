@@ -18,6 +18,7 @@ from lynx_jax.convert.conversion import convert
 from lynx_jax.convert.numerics import bits
 from lynx_jax.errors import InputError
 from lynx_jax.loading import LoadedModel, load, load_model, resolve
+from lynx_jax.pallas_kernels.expert_form import ExpertForm, ExpertWeights
 from lynx_jax.routing import Phase, Routing
 from tests.convert.checkpoints import (
     BFLOAT16,
@@ -101,13 +102,13 @@ class SplitBackend:
         self,
         x: jax.Array,
         routing: Routing,
-        gate_up: tuple[jax.Array, ...],
-        down: tuple[jax.Array, ...],
+        weights: ExpertWeights,
         *,
+        form: ExpertForm,
         phase: Phase,
     ) -> jax.Array:
-        reference = get_backend("reference")
-        return reference(x, routing, jnp.stack(gate_up), jnp.stack(down), phase=phase)
+        stacked = weights._replace(gate_up=jnp.stack(weights.gate_up), down=jnp.stack(weights.down))
+        return get_backend("reference")(x, routing, stacked, form=form, phase=phase)
 
 
 @pytest.mark.parametrize("converted", [False, True])
