@@ -18,7 +18,7 @@ class TensorInfo:
     """One parameter of a model as a checkpoint holds it.
 
     Attributes:
-      path: the parameter's path in the model, such as ``"layers.0.mlp.gate.kernel"``.
+      path: the parameter's path in the model, such as ``"layers.0.mlp.gate.weight"``.
       shape: its shape; experts are stacked, [N, outputs, inputs], whatever the backend.
       dtype: the dtype it is stored in; bfloat16 where it is quantised.
     """

@@ -171,7 +171,7 @@ def _check_ranges(path: Path, tensors: list[StoredTensor], data: int, size: int)
             raise InputError(
                 f"{path}: data of {tensor.name} overlaps or leaves a gap; copy it again"
             )
-        end += math.prod(tensor.shape) * _BITS[tensor.code] // 8
+        end += tensor.nbytes
     if size < end:
         raise InputError(_too_short(path, end, size))
     if size > end:

@@ -65,7 +65,7 @@ def stored(*, flipped: bool = False, interleaved: bool = False) -> dict[str, np.
     }
 
 
-def read(folder: Path, weights: WeightTable, tensors: dict[str, np.ndarray]) -> None:
+def assert_read(folder: Path, weights: WeightTable, tensors: dict[str, np.ndarray]) -> None:
     """Write the tensors, read every parameter, compare."""
     save_file(tensors, folder / "model.safetensors")
     found = match(weights, SHAPES, stored_tensors(folder), folder)
@@ -80,18 +80,18 @@ def read(folder: Path, weights: WeightTable, tensors: dict[str, np.ndarray]) -> 
 @pytest.mark.parametrize("axes", [Axes.OUT_IN, Axes.IN_OUT])
 def test_axes_and_order_of_the_table(tmp_path: Path, axes: Axes, interleaved: bool) -> None:
     tensors = stored(flipped=axes is Axes.IN_OUT, interleaved=interleaved)
-    read(tmp_path, table(axes, interleaved=interleaved), tensors)
+    assert_read(tmp_path, table(axes, interleaved=interleaved), tensors)
 
 
 @pytest.mark.parametrize("flipped", [False, True])
 def test_other_axes_than_the_table_says_are_refused(tmp_path: Path, flipped: bool) -> None:
     with pytest.raises(InputError, match=r"2 wrong shape .*gate_up_proj is \[3, .*makes it \[3, "):
-        read(tmp_path, table([Axes.IN_OUT, Axes.OUT_IN][flipped]), stored(flipped=flipped))
+        assert_read(tmp_path, table([Axes.IN_OUT, Axes.OUT_IN][flipped]), stored(flipped=flipped))
 
 
 @pytest.mark.parametrize("flipped", [False, True])
 def test_either_axes_by_shape(tmp_path: Path, flipped: bool) -> None:
-    read(tmp_path, table(Axes.EITHER), stored(flipped=flipped))
+    assert_read(tmp_path, table(Axes.EITHER), stored(flipped=flipped))
 
 
 def test_a_square_shape_does_not_tell(tmp_path: Path) -> None:
@@ -116,14 +116,14 @@ def test_prefixes(tmp_path: Path, prefix: Prefix) -> None:
     tensors = {prefix.apply(name): x for name, x in stored().items()}
     frequencies = "model.layers.0.self_attn.rotary_emb.inv_freq"
     tensors[prefix.apply(frequencies)] = np.ones(2, np.float32)
-    read(tmp_path, table(Axes.OUT_IN, prefixes=prefixes), tensors)
+    assert_read(tmp_path, table(Axes.OUT_IN, prefixes=prefixes), tensors)
 
 
 def test_names_of_another_prefix_are_unexpected(tmp_path: Path) -> None:
     prefixes = (Prefix(), Prefix("language_model.model.", "language_model."))
     tensors = stored() | {"language_model.model.embed_tokens.weight": np.ones(2, np.float32)}
     with pytest.raises(InputError, match=r"1 unexpected \(language_model\.model\.embed"):
-        read(tmp_path, table(Axes.OUT_IN, prefixes=prefixes), tensors)
+        assert_read(tmp_path, table(Axes.OUT_IN, prefixes=prefixes), tensors)
 
 
 @pytest.mark.parametrize("prefix", [Prefix(), Prefix("language_model.model.", "language_model.")])
@@ -141,7 +141,7 @@ def test_parts_and_layers_that_are_skipped(
     tensors = stored() | {f"model.{name}": ones for name in further}
     tensors = {prefix.apply(name): x for name, x in tensors.items()}
     with caplog.at_level(logging.INFO, "lynx_jax"):
-        read(tmp_path, weights, tensors | {"vision_model.x": ones})
+        assert_read(tmp_path, weights, tensors | {"vision_model.x": ones})
     assert "3 tensors not used" in caplog.text
     with pytest.raises(InputError, match=r"1 unexpected \(.*layers\.1\.mlp\.x\)"):
-        read(tmp_path, weights, tensors | {prefix.apply("model.layers.1.mlp.x"): ones})
+        assert_read(tmp_path, weights, tensors | {prefix.apply("model.layers.1.mlp.x"): ones})
