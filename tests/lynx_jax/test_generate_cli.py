@@ -255,8 +255,10 @@ def test_interrupt_ends_with_130(
 
 
 # Runs the command in a process of its own, on the fake checkpoint.
+# A background job of a shell inherits SIGINT ignored; the program is tested as in the foreground.
 _PROGRAM = """
-import sys
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from lynx_jax import generate_run
 from lynx_jax.generate_cli import main
 from lynx_jax.policies import TopK
