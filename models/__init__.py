@@ -10,6 +10,8 @@ from lynx_jax.backends import ExpertBackend
 from lynx_jax.errors import InputError
 from lynx_jax.models.config import DecoderConfig
 from lynx_jax.models.decoder import DecoderForCausalLM
+from lynx_jax.models.gpt_oss import WEIGHTS as GPT_OSS_WEIGHTS
+from lynx_jax.models.gpt_oss import GptOssConfig, GptOssForCausalLM
 from lynx_jax.models.mixtral import WEIGHTS as MIXTRAL_WEIGHTS
 from lynx_jax.models.mixtral import MixtralConfig, MixtralForCausalLM
 from lynx_jax.models.qwen3_moe import WEIGHTS as QWEN3_MOE_WEIGHTS
@@ -20,6 +22,8 @@ __all__ = [
     "DecoderConfig",
     "DecoderForCausalLM",
     "Family",
+    "GptOssConfig",
+    "GptOssForCausalLM",
     "MixtralConfig",
     "MixtralForCausalLM",
     "Qwen3MoeConfig",
@@ -46,6 +50,7 @@ class Family:
 
 
 _FAMILIES = {
+    "gpt_oss": Family(GptOssConfig, GptOssForCausalLM, GPT_OSS_WEIGHTS),
     "mixtral": Family(MixtralConfig, MixtralForCausalLM, MIXTRAL_WEIGHTS),
     "qwen3_moe": Family(Qwen3MoeConfig, Qwen3MoeForCausalLM, QWEN3_MOE_WEIGHTS),
 }

@@ -32,7 +32,7 @@ def _greedy_by_full_passes(loaded: LoadedModel, count: int) -> list[tuple[int, .
     return texts
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe_dense"])
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe_dense", "gpt_oss"])
 def test_policy_off_equals_the_reference_token_for_token(name: str) -> None:
     """Continuous batching with the default backend, against the reference backend without cache."""
     fast, reference = (
@@ -44,9 +44,16 @@ def test_policy_off_equals_the_reference_token_for_token(name: str) -> None:
     assert batch.stats.experts_per_layer == batch.stats.topk_experts_per_layer > 0
 
 
-@pytest.mark.parametrize("policy", ["lynx:alpha=0.5,beta=1", "xshare:budget=4"])
-def test_no_policy_reads_more_experts_than_topk(policy: str) -> None:
-    loaded = load(GOLDEN / "qwen3_moe", dtype="float32")
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        ("qwen3_moe", "lynx:alpha=0.5,beta=1"),
+        ("qwen3_moe", "xshare:budget=4"),
+        ("gpt_oss", "xshare:budget=4"),
+    ],
+)
+def test_no_policy_reads_more_experts_than_topk(name: str, policy: str) -> None:
+    loaded = load(GOLDEN / name, dtype="float32")
     stats = generate(loaded, PROMPTS, policy=policy, max_new_tokens=10, ignore_eos=True).stats
     assert 0 < stats.experts_per_layer <= stats.topk_experts_per_layer
 

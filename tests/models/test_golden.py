@@ -1,4 +1,4 @@
-"""Parity with the transformers library in float32, for every stored form of both families."""
+"""Parity with the transformers library in float32, for every stored form of every family."""
 
 import jax
 import numpy as np
@@ -68,6 +68,8 @@ def assert_same_experts(routing, want, layer):
         ("qwen3_moe_dense", "loop"),
         ("qwen3_moe_dense", "reference"),
         ("qwen3_moe_60", "loop"),
+        ("gpt_oss", "loop"),
+        ("gpt_oss", "reference"),
     ],
 )
 def test_decoding_through_the_cache_equals_the_reference(case, backend):
@@ -78,7 +80,7 @@ def test_decoding_through_the_cache_equals_the_reference(case, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", ["mixtral", "qwen3_moe_dense"])
+@pytest.mark.parametrize("case", ["mixtral", "qwen3_moe_dense", "gpt_oss"])
 def test_padding_on_the_right_changes_nothing(case, backend):
     ids = expected(case)["input_ids"]
     live = np.arange(ids.shape[1]) < np.array([[18], [7], [1], [12], [17]])
@@ -88,7 +90,7 @@ def test_padding_on_the_right_changes_nothing(case, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", ["mixtral", "qwen3_moe_dense"])
+@pytest.mark.parametrize("case", ["mixtral", "qwen3_moe_dense", "gpt_oss"])
 def test_dead_rows_change_nothing(case, backend):
     ids = expected(case)["input_ids"].copy()
     live = np.array([True, False, True, True, False])
@@ -119,6 +121,8 @@ def test_all_forms_load_to_the_same_parameters(first, second, backend):
         np.testing.assert_array_equal(x, y)
 
 
-@pytest.mark.parametrize(("case", "eos"), [("mixtral", {2}), ("qwen3_moe", {0, 2})])
+@pytest.mark.parametrize(
+    ("case", "eos"), [("mixtral", {2}), ("qwen3_moe", {0, 2}), ("gpt_oss", {0, 2})]
+)
 def test_end_of_text_ids_of_all_files(case, eos):
     assert load(case, "reference").eos_token_ids == eos
