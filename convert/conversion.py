@@ -89,6 +89,7 @@ def convert(
       source: a Hugging Face folder of safetensors, or a converted folder.
       destination: a folder that does not exist yet, in one that does.
       dtype: ``"float32"``, ``"bfloat16"`` or ``"float16"`` for all tensors; None keeps each one's.
+        Either way a router is in float32 where its family keeps it so.
       verify: read everything back and compare it bit for bit with the source.
       progress: told how far it is.
 
@@ -174,7 +175,7 @@ class _Job:
                 self.progress(stage, done, total)
 
     def _dtype_of(self, info: TensorInfo) -> np.dtype:
-        return info.dtype if self.dtype is None else self.dtype
+        return self.checkpoint.dtype_of(info, self.dtype)
 
     def _bytes_by_dtype(self) -> Counter[str]:
         sizes: Counter[str] = Counter()

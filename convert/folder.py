@@ -4,10 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lynx_jax.convert.converted import ConvertedReader, is_converted
 from lynx_jax.convert.hugging_face import HuggingFaceReader
 from lynx_jax.convert.quantization import read_packing
-from lynx_jax.convert.reader import CheckpointReader, canonical_shapes
+from lynx_jax.convert.reader import CheckpointReader, TensorInfo, canonical_parameters
 from lynx_jax.convert.workspace import SUFFIX
 from lynx_jax.errors import InputError
 from lynx_jax.files import read_json
@@ -25,6 +27,7 @@ class Checkpoint:
       family: the architecture.
       config: the model's config.
       reader: gives the tensors.
+      float32: parameters that the family keeps in float32 whatever dtype the others have.
     """
 
     folder: Path
@@ -32,6 +35,13 @@ class Checkpoint:
     family: Family
     config: DecoderConfig
     reader: CheckpointReader
+    float32: frozenset[str]
+
+    def dtype_of(self, info: TensorInfo, asked: np.dtype | None) -> np.dtype:
+        """The dtype that a parameter gets where ``asked`` is asked for all, or none is."""
+        if info.path in self.float32:
+            return np.dtype(np.float32)
+        return info.dtype if asked is None else asked
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
@@ -43,13 +53,15 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     raw = read_config(folder)
     family = get_family(raw["model_type"])
     config = family.config_class.from_dict(raw)
-    shapes = canonical_shapes(family, config)
+    parameters = canonical_parameters(family, config)
+    shapes = {path: parameter.shape for path, parameter in parameters.items()}
     reader: CheckpointReader
     if is_converted(folder):
         reader = ConvertedReader(folder, shapes)
     else:
         reader = HuggingFaceReader(folder, family.weights, shapes, read_packing(raw))
-    return Checkpoint(folder, raw, family, config, reader)
+    float32 = frozenset(path for path, p in parameters.items() if p.dtype == np.float32)
+    return Checkpoint(folder, raw, family, config, reader, float32)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

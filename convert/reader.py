@@ -3,8 +3,9 @@
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -66,12 +67,21 @@ def dotted(path: Iterable[object]) -> str:
     return ".".join(map(str, path))
 
 
-def canonical_shapes(family: Family, config: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """Path and shape of every parameter that a config asks for; computes nothing."""
+class Parameter(NamedTuple):
+    """A parameter of a model without its data."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+
+def canonical_parameters(family: Family, config: DecoderConfig) -> dict[str, Parameter]:
+    """Path, shape and dtype of every parameter of a bfloat16 model; computes nothing."""
     backend = ReferenceBackend()  # keeps experts stacked
-    model = nnx.eval_shape(lambda: family.model_class(config, backend=backend, rngs=nnx.Rngs(0)))
+    model = nnx.eval_shape(
+        lambda: family.model_class(config, backend=backend, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    )
     flat = nnx.to_flat_state(nnx.state(model))
-    return {dotted(path): tuple(variable.shape) for path, variable in flat}
+    return {dotted(path): Parameter(tuple(p.shape), p.dtype) for path, p in flat}
 
 
 def parts(info: TensorInfo, row_bytes: int, limit: int) -> Iterator[tuple[int, int]]:

@@ -91,11 +91,13 @@ def _load(args: argparse.Namespace, policy: Policy) -> LoadedModel:
     loaded = load(args.model, backend=args.backend, dtype=args.dtype)
     config = loaded.config
     _log.info(
-        "%s: %s, %d of %d experts a token; backend %s on %s; policy %s; loaded in %.1f s",
+        "%s: %s, %d of %d experts and %d cache bytes a token; backend %s on %s; policy %s; "
+        "loaded in %.1f s",
         args.model,
         config.model_type,
         config.num_experts_per_tok,
         config.num_experts,
+        loaded.model.cache_bytes_per_token(),
         loaded.backend_name,
         jax.default_backend(),
         policy,

@@ -54,6 +54,7 @@ def load(path: str | Path, *, backend: str = "auto", dtype: str | None = None) -
         that comes with the package.
       backend: how experts are computed: ``"auto"``, ``"loop"`` or ``"reference"``.
       dtype: ``"float32"``, ``"bfloat16"`` or ``"float16"`` for all weights; None keeps each one's.
+        Either way a router is in float32 where its family keeps it so.
 
     Raises:
       InputError: something is missing, damaged or not supported; one line that names it.
@@ -88,14 +89,15 @@ def load_model(
     wanted = {dotted(path) for path, _ in nnx.to_flat_state(nnx.state(model))}
     arrays: dict[str, jax.Array] = {}
     for info in checkpoint.reader.tensors:
+        kept = checkpoint.dtype_of(info, target)
         if info.path in wanted:
             stored = checkpoint.reader.read(info, 0, info.num_rows)
-            arrays[info.path] = _on_device(stored.reshape(info.shape), info, target)
+            arrays[info.path] = _on_device(stored.reshape(info.shape), info, kept)
             continue
         rows = info.shape[1]
         for expert in range(info.shape[0]):  # the backend wants an array an expert
             stored = checkpoint.reader.read(info, expert * rows, (expert + 1) * rows)
-            arrays[f"{info.path}.{expert}"] = _on_device(stored, info, target)
+            arrays[f"{info.path}.{expert}"] = _on_device(stored, info, kept)
     return _filled(model, arrays)
 
 
@@ -114,9 +116,9 @@ def _main_dtype(checkpoint: Checkpoint) -> np.dtype:
     return sizes.most_common(1)[0][0]
 
 
-def _on_device(stored: np.ndarray, info: TensorInfo, dtype: np.dtype | None) -> jax.Array:
+def _on_device(stored: np.ndarray, info: TensorInfo, dtype: np.dtype) -> jax.Array:
     """A stored array on the device; waits for it, so that host copies do not pile up."""
-    array: jax.Array = jax.device_put(stored if dtype is None else cast(stored, dtype, info.path))
+    array: jax.Array = jax.device_put(cast(stored, dtype, info.path))
     return array.block_until_ready()
 
 

@@ -10,8 +10,10 @@ from lynx_jax.backends import ExpertBackend
 from lynx_jax.errors import InputError
 from lynx_jax.models.config import DecoderConfig
 from lynx_jax.models.decoder import DecoderForCausalLM
-from lynx_jax.models.gpt_oss import WEIGHTS as GPT_OSS_WEIGHTS
-from lynx_jax.models.gpt_oss import GptOssConfig, GptOssForCausalLM
+from lynx_jax.models.deepseek_v2 import WEIGHTS as DEEPSEEK_V2_WEIGHTS
+from lynx_jax.models.deepseek_v2 import DeepseekV2Config, DeepseekV2ForCausalLM
+from lynx_jax.models.deepseek_v3 import WEIGHTS as DEEPSEEK_V3_WEIGHTS
+from lynx_jax.models.deepseek_v3 import DeepseekV3Config, DeepseekV3ForCausalLM
 from lynx_jax.models.mixtral import WEIGHTS as MIXTRAL_WEIGHTS
 from lynx_jax.models.mixtral import MixtralConfig, MixtralForCausalLM
 from lynx_jax.models.qwen3_moe import WEIGHTS as QWEN3_MOE_WEIGHTS
@@ -21,9 +23,11 @@ from lynx_jax.models.weights import WeightTable
 __all__ = [
     "DecoderConfig",
     "DecoderForCausalLM",
+    "DeepseekV2Config",
+    "DeepseekV2ForCausalLM",
+    "DeepseekV3Config",
+    "DeepseekV3ForCausalLM",
     "Family",
-    "GptOssConfig",
-    "GptOssForCausalLM",
     "MixtralConfig",
     "MixtralForCausalLM",
     "Qwen3MoeConfig",
@@ -50,7 +54,8 @@ class Family:
 
 
 _FAMILIES = {
-    "gpt_oss": Family(GptOssConfig, GptOssForCausalLM, GPT_OSS_WEIGHTS),
+    "deepseek_v2": Family(DeepseekV2Config, DeepseekV2ForCausalLM, DEEPSEEK_V2_WEIGHTS),
+    "deepseek_v3": Family(DeepseekV3Config, DeepseekV3ForCausalLM, DEEPSEEK_V3_WEIGHTS),
     "mixtral": Family(MixtralConfig, MixtralForCausalLM, MIXTRAL_WEIGHTS),
     "qwen3_moe": Family(Qwen3MoeConfig, Qwen3MoeForCausalLM, QWEN3_MOE_WEIGHTS),
 }

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
@@ -147,6 +148,11 @@ class DecoderForCausalLM(nnx.Module):
         if self.lm_head is None:
             return linear(hidden, self.embed_tokens.embedding[...])
         return self.lm_head(hidden, dtype=jnp.float32)
+
+    def cache_bytes_per_token(self) -> int:
+        """What the cache holds of one token, in all layers together."""
+        cache = jax.eval_shape(lambda: self.init_cache(1, 1))
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache))
 
     def init_cache(self, rows: int, entries: int) -> Cache:
         """An empty cache for ``rows`` sequences of up to ``entries`` tokens, in the model dtype."""

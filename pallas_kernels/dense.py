@@ -58,8 +58,14 @@ def _by_columns(rows: Array, weight: Array) -> Array:
 
 
 def _by_rows(rows: Array, weight: Array) -> Array:
+    # A GPU rounds float32 operands to TF32 unless it is told not to; routers would choose others.
+    exact = jax.lax.Precision.HIGHEST if weight.dtype == jnp.float32 else None
     return jax.lax.dot_general(
-        rows, weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
+        rows,
+        weight,
+        (((1,), (1,)), ((), ())),
+        precision=exact,
+        preferred_element_type=jnp.float32,
     )
 
 

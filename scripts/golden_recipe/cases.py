@@ -118,32 +118,87 @@ _QWEN3_60 = _QWEN3 | {
     "rope_parameters": _rope(1e4),
 }
 
-# Layers 0 and 2 slide; positions go beyond the original context of yarn. Inputs of the experts come
-# in blocks of 32, as mxfp4 needs them.
-_GPT_OSS = {
-    "vocab_size": 353,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 3,
-    "head_dim": 10,
-    "intermediate_size": 64,
-    "num_local_experts": 7,
+# Beyond the original context; a ramp over several rotary pairs; a factor on cosine and sine.
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 12,
+    "beta_fast": 1.5,
+    "beta_slow": 0.25,
+    "mscale": 0.707,
+    "mscale_all_dim": 0.9,
+}
+
+_DEEPSEEK_V2 = {
+    "vocab_size": 331,
+    "hidden_size": 35,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 7,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 12,
+    "v_head_dim": 11,
+    "intermediate_size": 46,
+    "moe_intermediate_size": 13,
+    "n_routed_experts": 15,
     "num_experts_per_tok": 4,
-    "sliding_window": 7,
-    "max_position_embeddings": 96,
-    "rms_norm_eps": 1e-5,
-    "rope_parameters": {
-        "rope_type": "yarn",
-        "rope_theta": 150.0,
-        "factor": 8.0,
-        "beta_fast": 2.0,
-        "beta_slow": 0.25,
-        "truncate": False,
-        "original_max_position_embeddings": 12,
-    },
+    "n_shared_experts": 3,
+    "first_k_dense_replace": 2,
+    "topk_method": "group_limited_greedy",
+    "n_group": 5,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.7,
+    "norm_topk_prob": False,
+    "max_position_embeddings": 48,
+    "rms_norm_eps": 0.01,  # so that the latent norms' own epsilon tells
+    "rope_parameters": _YARN,
+    "bos_token_id": 1,
     "eos_token_id": 2,
-    "pad_token_id": 0,
+}
+
+_DEEPSEEK_V2_LITE = _DEEPSEEK_V2 | {
+    "vocab_size": 337,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "q_lora_rank": None,
+    "first_k_dense_replace": 1,
+    "topk_method": "greedy",
+    "n_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 1.0,
+    "rope_parameters": _YARN | {"mscale": 0.707, "mscale_all_dim": 0.707},
+}
+
+_DEEPSEEK_V3 = {
+    "vocab_size": 347,
+    "hidden_size": 30,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 6,
+    "q_lora_rank": 21,
+    "kv_lora_rank": 13,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 10,
+    "v_head_dim": 7,
+    "intermediate_size": 40,
+    "moe_intermediate_size": 11,
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 5,
+    "n_shared_experts": 3,
+    "first_k_dense_replace": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 2.5,
+    "norm_topk_prob": True,
+    "max_position_embeddings": 48,
+    "rms_norm_eps": 0.01,
+    "rope_parameters": _YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
+    "num_mtp_layers": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
 }
 
 
@@ -155,8 +210,8 @@ def _qwen3(name: str, config: Mapping[str, Any], seed_name: str, **saved: Any) -
     return Checkpoint(name, "Qwen3MoeConfig", config, seed_name, "byte_level", **saved)
 
 
-def _bfloat16(name: str, config_class: str, config: Mapping[str, Any], **saved: Any) -> Checkpoint:
-    return Checkpoint(name, config_class, config, name, "byte_level", bfloat16=True, **saved)
+def _deepseek(name: str, config_class: str, config: Mapping[str, Any], **saved: Any) -> Checkpoint:
+    return Checkpoint(name, config_class, config, name, "byte_level", **saved)
 
 
 CHECKPOINTS = (
@@ -167,7 +222,9 @@ CHECKPOINTS = (
     _qwen3("qwen3_moe_fused", _QWEN3, "qwen3_moe", fused=True),
     _qwen3("qwen3_moe_dense", _QWEN3_DENSE, "qwen3_moe_dense"),
     _qwen3("qwen3_moe_60", _QWEN3_60, "qwen3_moe_60"),
-    _bfloat16("gpt_oss", "GptOssConfig", _GPT_OSS),
+    _deepseek("deepseek_v2", "DeepseekV2Config", _DEEPSEEK_V2, bfloat16=True),
+    _deepseek("deepseek_v2_lite", "DeepseekV2Config", _DEEPSEEK_V2_LITE, bfloat16=True),
+    _deepseek("deepseek_v3", "DeepseekV3Config", _DEEPSEEK_V3),
 )
 
 
@@ -198,26 +255,30 @@ def _old_qwen3(config: dict[str, Any]) -> None:
     }
 
 
+def _old_deepseek_v3(config: dict[str, Any]) -> None:
+    """As published: scaling beside the base, and the rule of the router named."""
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    config["rope_scaling"] = {"type": rope.pop("rope_type"), **rope}
+    config["torch_dtype"] = config.pop("dtype")
+    for name in ("head_dim", "qk_head_dim", "rope_interleave"):
+        config.pop(name, None)
+    config |= {
+        "transformers_version": "4.33.1",
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "moe_layer_freq": 1,
+        "ep_size": 1,
+        "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"},
+    }
+
+
 def _short_window(config: dict[str, Any]) -> None:
     config["sliding_window"] = 7
 
 
 def _unnormalized(config: dict[str, Any]) -> None:
     config["norm_topk_prob"] = False
-
-
-def _old_scaling(config: dict[str, Any]) -> None:
-    """As published: rope scaling beside the base."""
-    rope = config.pop("rope_parameters")
-    config["rope_theta"] = rope.pop("rope_theta")
-    config["rope_scaling"] = rope
-    config["torch_dtype"] = config.pop("dtype")
-
-
-def _old_gpt_oss(config: dict[str, Any]) -> None:
-    _old_scaling(config)
-    for name in ("layer_types", "swiglu_alpha"):
-        del config[name]
 
 
 CASES = (
@@ -232,6 +293,8 @@ CASES = (
     Case("qwen3_moe_unnormalized", "qwen3_moe", "qwen3_moe_unnormalized", _unnormalized),
     Case("qwen3_moe_dense", "qwen3_moe_dense", "qwen3_moe_dense"),
     Case("qwen3_moe_60", "qwen3_moe_60", "qwen3_moe_60"),
-    Case("gpt_oss", "gpt_oss", "gpt_oss"),
-    Case("gpt_oss_old_config", "gpt_oss", "gpt_oss", _old_gpt_oss),
+    Case("deepseek_v2", "deepseek_v2", "deepseek_v2"),
+    Case("deepseek_v2_lite", "deepseek_v2_lite", "deepseek_v2_lite"),
+    Case("deepseek_v3", "deepseek_v3", "deepseek_v3"),
+    Case("deepseek_v3_old_config", "deepseek_v3", "deepseek_v3", _old_deepseek_v3),
 )

@@ -2,6 +2,7 @@
 
 import math
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,8 @@ from golden_recipe.cases import ROWS, TOKENS, Checkpoint
 _EMBEDDING, _TIED_EMBEDDING = 0.02, 0.15
 # Router logits spread as a trained model's do, so that choices are far from ties.
 _ROUTER_GAIN = 2.0
-_BIAS = 0.5
-# Some activations of gpt-oss reach the limits at which they are clamped; they go down again.
-_CLAMPED_GAIN = 3.0
+# Of the sigmoid scores' own size, so that it changes choices and makes some biased scores negative.
+_SELECTION_BIAS = 0.4
 
 
 def save_checkpoint(checkpoint: Checkpoint, folder: Path) -> None:
@@ -55,8 +55,7 @@ def expected_outputs(folder: Path) -> dict[str, np.ndarray]:
     for index, layer in enumerate(model.model.layers):
         layer.register_forward_hook(_keeper(found, f"hidden.{index}"))
         if hasattr(layer.mlp, "experts"):
-            router = layer.mlp.gate if hasattr(layer.mlp, "gate") else layer.mlp.router
-            router.register_forward_hook(
+            layer.mlp.gate.register_forward_hook(
                 _keeper(
                     found,
                     f"router_logits.{index}",
@@ -71,24 +70,25 @@ def expected_outputs(folder: Path) -> dict[str, np.ndarray]:
 
 
 def _randomize(model: torch.nn.Module, seed_name: str, *, tied: bool) -> None:
-    parameters = dict(model.named_parameters())
-    for name, parameter in parameters.items():
-        random = np.random.default_rng([zlib.crc32(seed_name.encode()), zlib.crc32(name.encode())])
-        noise = random.standard_normal(tuple(parameter.shape), np.float32)
-        if name.endswith(("bias", "sinks")):
-            noise *= _BIAS
-        elif parameter.ndim == 1:  # a norm
+    for name, parameter in model.named_parameters():
+        noise = _noise(seed_name, name, parameter.shape)
+        if parameter.ndim == 1:  # a norm
             noise = 1 + 0.2 * noise
         elif "embed_tokens" in name:
             noise *= _TIED_EMBEDDING if tied else _EMBEDDING
         else:
-            gain = _ROUTER_GAIN if name.endswith(("mlp.gate.weight", "router.weight")) else 1.0
-            inputs = parameter.shape[-1]
-            if f"{name}_bias" in parameters:  # experts of gpt-oss
-                inputs = parameter.shape[-2]
-                gain = _CLAMPED_GAIN if "gate_up" in name else _CLAMPED_GAIN**-2
-            noise *= gain / math.sqrt(inputs)
+            gain = _ROUTER_GAIN if name.endswith("mlp.gate.weight") else 1.0
+            noise *= gain / math.sqrt(parameter.shape[-1])
         parameter.data.copy_(torch.from_numpy(noise))
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            noise = _noise(seed_name, name, buffer.shape)
+            buffer.copy_(torch.from_numpy(_SELECTION_BIAS * noise))
+
+
+def _noise(seed_name: str, name: str, shape: Sequence[int]) -> np.ndarray:
+    random = np.random.default_rng([zlib.crc32(seed_name.encode()), zlib.crc32(name.encode())])
+    return random.standard_normal(tuple(shape), np.float32)
 
 
 def _keeper(found: dict[str, torch.Tensor], *names: str):

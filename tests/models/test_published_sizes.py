@@ -1,0 +1,77 @@
+"""Real sizes: published configs build with the published number of parameters, and the weight
+tables take every tensor of the published files and miss none."""
+
+import functools
+import math
+from pathlib import Path
+
+import pytest
+
+from lynx_jax.convert.plan import match
+from lynx_jax.convert.quantization import read_packing
+from lynx_jax.convert.reader import canonical_parameters
+from lynx_jax.convert.safetensors_file import StoredTensor
+from lynx_jax.errors import InputError
+from lynx_jax.models import get_family
+from tests.models.published import count_elements
+from tests.models.published_checkpoints import CHECKPOINTS
+
+
+def is_covered(name):
+    try:
+        return bool(get_family(CHECKPOINTS[name].config["model_type"]))
+    except InputError:
+        return False
+
+
+COVERED = list(filter(is_covered, CHECKPOINTS))
+
+
+@functools.cache
+def shapes_of(name):
+    """Path and shape of every parameter of the model that a published config describes."""
+    raw = CHECKPOINTS[name].config
+    family = get_family(raw["model_type"])
+    found = canonical_parameters(family, family.config_class.from_dict(raw))
+    return {path: parameter.shape for path, parameter in found.items()}
+
+
+def stored(name):
+    """The checkpoint's tensors as the headers of its files tell them."""
+    published = CHECKPOINTS[name]
+    found = [
+        StoredTensor(tensor, Path("model.safetensors"), code, shape, 0)
+        for tensor, code, shape in published.listing(published.config)
+    ]
+    return {tensor.name: tensor for tensor in found}
+
+
+def place(name, tensors):
+    """What ``match`` makes of these tensors: the source of every parameter."""
+    raw = CHECKPOINTS[name].config
+    table = get_family(raw["model_type"]).weights
+    return match(table, shapes_of(name), tensors, name, read_packing(raw))
+
+
+@pytest.mark.parametrize("name", COVERED)
+def test_parameter_count(name):
+    assert sum(map(math.prod, shapes_of(name).values())) == CHECKPOINTS[name].parameters
+
+
+@pytest.mark.parametrize("name", COVERED)
+def test_every_published_tensor_has_its_place(name):
+    published, tensors = CHECKPOINTS[name], stored(name)
+    listed = [(t.name, t.code, t.shape) for t in tensors.values()]
+    assert count_elements(listed) == (published.elements or published.parameters)
+    assert published.tensors in (None, len(tensors))
+    assert place(name, tensors).keys() == shapes_of(name).keys()
+
+
+def test_a_tensor_too_few_or_too_many_is_found():
+    name = "DeepSeek-V2-Lite"
+    tensors = stored(name)
+    lost = tensors.pop("model.layers.9.mlp.experts.41.up_proj.weight")
+    with pytest.raises(InputError, match=f"1 missing .{lost.name}"):
+        place(name, tensors)
+    with pytest.raises(InputError, match=r"1 unexpected \(model\.layers\.9\.mlp\.extra"):
+        place(name, tensors | {lost.name: lost, "model.layers.9.mlp.extra": lost})
