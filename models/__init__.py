@@ -16,6 +16,10 @@ from lynx_jax.models.deepseek_v3 import WEIGHTS as DEEPSEEK_V3_WEIGHTS
 from lynx_jax.models.deepseek_v3 import DeepseekV3Config, DeepseekV3ForCausalLM
 from lynx_jax.models.mixtral import WEIGHTS as MIXTRAL_WEIGHTS
 from lynx_jax.models.mixtral import MixtralConfig, MixtralForCausalLM
+from lynx_jax.models.olmoe import WEIGHTS as OLMOE_WEIGHTS
+from lynx_jax.models.olmoe import OlmoeConfig, OlmoeForCausalLM
+from lynx_jax.models.qwen2_moe import WEIGHTS as QWEN2_MOE_WEIGHTS
+from lynx_jax.models.qwen2_moe import Qwen2MoeConfig, Qwen2MoeForCausalLM
 from lynx_jax.models.qwen3_moe import WEIGHTS as QWEN3_MOE_WEIGHTS
 from lynx_jax.models.qwen3_moe import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from lynx_jax.models.weights import WeightTable
@@ -30,6 +34,10 @@ __all__ = [
     "Family",
     "MixtralConfig",
     "MixtralForCausalLM",
+    "OlmoeConfig",
+    "OlmoeForCausalLM",
+    "Qwen2MoeConfig",
+    "Qwen2MoeForCausalLM",
     "Qwen3MoeConfig",
     "Qwen3MoeForCausalLM",
     "get_family",
@@ -57,6 +65,8 @@ _FAMILIES = {
     "deepseek_v2": Family(DeepseekV2Config, DeepseekV2ForCausalLM, DEEPSEEK_V2_WEIGHTS),
     "deepseek_v3": Family(DeepseekV3Config, DeepseekV3ForCausalLM, DEEPSEEK_V3_WEIGHTS),
     "mixtral": Family(MixtralConfig, MixtralForCausalLM, MIXTRAL_WEIGHTS),
+    "olmoe": Family(OlmoeConfig, OlmoeForCausalLM, OLMOE_WEIGHTS),
+    "qwen2_moe": Family(Qwen2MoeConfig, Qwen2MoeForCausalLM, QWEN2_MOE_WEIGHTS),
     "qwen3_moe": Family(Qwen3MoeConfig, Qwen3MoeForCausalLM, QWEN3_MOE_WEIGHTS),
 }
 

@@ -155,6 +155,12 @@ def norm(target: str, source: str) -> Weight:
     return Weight(f"{target}.scale", (f"{source}.weight",))
 
 
+def mlp_rows(target: str, source: str) -> tuple[Row, ...]:
+    """Rows of a dense SwiGLU layer; the paths of its module."""
+    names = ("gate_proj", "up_proj", "down_proj")
+    return tuple(linear(f"{target}.{name}", f"{source}.{name}") for name in names)
+
+
 # Names that all decoders of the Llama line share.
 DECODER_ROWS: tuple[Row, ...] = (
     Weight("embed_tokens.embedding", ("model.embed_tokens.weight",)),
@@ -166,6 +172,24 @@ DECODER_ROWS: tuple[Row, ...] = (
     norm("layers.{i}.post_attention_layernorm", "model.layers.{i}.post_attention_layernorm"),
     norm("norm", "model.norm"),
     linear("lm_head", "lm_head"),
+)
+
+# Router and experts of a mixture in the layout that Qwen, OLMoE and DeepSeek are published in.
+MIXTURE_ROWS: tuple[Row, ...] = (
+    linear("layers.{i}.mlp.gate", "model.layers.{i}.mlp.gate"),
+    ExpertStack(
+        "layers.{i}.mlp.experts.gate_up_proj",
+        fused="model.layers.{i}.mlp.experts.gate_up_proj",
+        per_expert=(
+            "model.layers.{i}.mlp.experts.{e}.gate_proj.weight",
+            "model.layers.{i}.mlp.experts.{e}.up_proj.weight",
+        ),
+    ),
+    ExpertStack(
+        "layers.{i}.mlp.experts.down_proj",
+        fused="model.layers.{i}.mlp.experts.down_proj",
+        per_expert=("model.layers.{i}.mlp.experts.{e}.down_proj.weight",),
+    ),
 )
 
 

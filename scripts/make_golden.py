@@ -41,7 +41,8 @@ def main() -> None:
         folder = output / checkpoint.name
         shutil.rmtree(folder, ignore_errors=True)
         save_checkpoint(checkpoint, folder)
-        write_tokenizer(checkpoint.tokenizer, folder)
+        if checkpoint.tokenizer is not None:
+            write_tokenizer(checkpoint.tokenizer, folder)
     for name in ("configs", "expected"):
         (output / name).mkdir(exist_ok=True)
     _write_texts(output)
@@ -51,7 +52,7 @@ def main() -> None:
 
 
 def _write_texts(output: Path) -> None:
-    for kind in sorted({checkpoint.tokenizer for checkpoint in CHECKPOINTS}):
+    for kind in sorted({c.tokenizer for c in CHECKPOINTS if c.tokenizer is not None}):
         folder = next(c.name for c in CHECKPOINTS if c.tokenizer == kind)
         texts = {"folder": folder, **expected_texts(kind, output / folder)}
         _write_json(output / "expected" / f"{kind}.json", texts)

@@ -20,7 +20,7 @@ class Checkpoint:
       config_class: name of the transformers config class.
       config: its arguments.
       seed_name: checkpoints with one seed name hold the same weights.
-      tokenizer: which tokenizer stands in the folder.
+      tokenizer: which tokenizer stands in the folder; None for none.
       fused: save the experts stacked, as transformers 5 holds them, not in the published layout.
       bfloat16: save in bfloat16, else in float32.
       max_shard_size: passed to ``save_pretrained``.
@@ -30,7 +30,7 @@ class Checkpoint:
     config_class: str
     config: Mapping[str, Any]
     seed_name: str
-    tokenizer: str
+    tokenizer: str | None
     fused: bool = False
     bfloat16: bool = False
     max_shard_size: str = "50GB"
@@ -201,6 +201,50 @@ _DEEPSEEK_V3 = {
     "eos_token_id": 1,
 }
 
+# Layer 1 is dense; layers 0 and 2 have a window.
+_QWEN2 = {
+    "vocab_size": 151,
+    "hidden_size": 28,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 38,
+    "moe_intermediate_size": 13,
+    "shared_expert_intermediate_size": 21,
+    "num_experts": 9,
+    "num_experts_per_tok": 3,
+    "norm_topk_prob": False,
+    "mlp_only_layers": [1],
+    "use_sliding_window": True,
+    "sliding_window": 6,
+    "max_window_layers": 3,
+    "max_position_embeddings": 96,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": _rope(1e6),
+    "eos_token_id": 2,
+}
+
+# The norms cover 40 query values and 20 key values; some values are clipped.
+_OLMOE = {
+    "vocab_size": 139,
+    "hidden_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 7,
+    "num_experts": 13,
+    "num_experts_per_tok": 5,
+    "norm_topk_prob": False,
+    "clip_qkv": 1.5,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 96,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": _rope(1e4),
+    "pad_token_id": 1,
+    "eos_token_id": 2,
+}
+
 
 def _mixtral(name: str, **saved: Any) -> Checkpoint:
     return Checkpoint(name, "MixtralConfig", _MIXTRAL, "mixtral", "byte_fallback", **saved)
@@ -225,6 +269,8 @@ CHECKPOINTS = (
     _deepseek("deepseek_v2", "DeepseekV2Config", _DEEPSEEK_V2, bfloat16=True),
     _deepseek("deepseek_v2_lite", "DeepseekV2Config", _DEEPSEEK_V2_LITE, bfloat16=True),
     _deepseek("deepseek_v3", "DeepseekV3Config", _DEEPSEEK_V3),
+    Checkpoint("qwen2_moe", "Qwen2MoeConfig", _QWEN2, "qwen2_moe", None),
+    Checkpoint("olmoe", "OlmoeConfig", _OLMOE, "olmoe", None),
 )
 
 
@@ -273,6 +319,20 @@ def _old_deepseek_v3(config: dict[str, Any]) -> None:
     }
 
 
+def _old_qwen2(config: dict[str, Any]) -> None:
+    """As published: no types of layers, and a window that is not in use."""
+    _old_fields(config)
+    config |= {"use_sliding_window": False, "max_window_layers": 3}
+    for name in ("layer_types", "qkv_bias"):
+        del config[name]
+
+
+def _old_olmoe(config: dict[str, Any]) -> None:
+    """As published: nothing is clipped, and no rope is scaled."""
+    _old_fields(config)
+    config |= {"clip_qkv": None, "rope_scaling": None}
+
+
 def _short_window(config: dict[str, Any]) -> None:
     config["sliding_window"] = 7
 
@@ -297,4 +357,8 @@ CASES = (
     Case("deepseek_v2_lite", "deepseek_v2_lite", "deepseek_v2_lite"),
     Case("deepseek_v3", "deepseek_v3", "deepseek_v3"),
     Case("deepseek_v3_old_config", "deepseek_v3", "deepseek_v3", _old_deepseek_v3),
+    Case("qwen2_moe", "qwen2_moe", "qwen2_moe"),
+    Case("qwen2_moe_old_config", "qwen2_moe", "qwen2_moe_full_attention", _old_qwen2),
+    Case("olmoe", "olmoe", "olmoe"),
+    Case("olmoe_old_config", "olmoe", "olmoe_unclipped", _old_olmoe),
 )

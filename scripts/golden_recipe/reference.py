@@ -17,6 +17,7 @@ _EMBEDDING, _TIED_EMBEDDING = 0.02, 0.15
 _ROUTER_GAIN = 2.0
 # Of the sigmoid scores' own size, so that it changes choices and makes some biased scores negative.
 _SELECTION_BIAS = 0.4
+_BIAS = 0.5
 
 
 def save_checkpoint(checkpoint: Checkpoint, folder: Path) -> None:
@@ -72,7 +73,9 @@ def expected_outputs(folder: Path) -> dict[str, np.ndarray]:
 def _randomize(model: torch.nn.Module, seed_name: str, *, tied: bool) -> None:
     for name, parameter in model.named_parameters():
         noise = _noise(seed_name, name, parameter.shape)
-        if parameter.ndim == 1:  # a norm
+        if name.endswith("bias"):
+            noise *= _BIAS
+        elif parameter.ndim == 1:  # a norm
             noise = 1 + 0.2 * noise
         elif "embed_tokens" in name:
             noise *= _TIED_EMBEDDING if tied else _EMBEDDING
