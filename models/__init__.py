@@ -14,6 +14,8 @@ from lynx_jax.models.deepseek_v2 import WEIGHTS as DEEPSEEK_V2_WEIGHTS
 from lynx_jax.models.deepseek_v2 import DeepseekV2Config, DeepseekV2ForCausalLM
 from lynx_jax.models.deepseek_v3 import WEIGHTS as DEEPSEEK_V3_WEIGHTS
 from lynx_jax.models.deepseek_v3 import DeepseekV3Config, DeepseekV3ForCausalLM
+from lynx_jax.models.gpt_oss import WEIGHTS as GPT_OSS_WEIGHTS
+from lynx_jax.models.gpt_oss import GptOssConfig, GptOssForCausalLM
 from lynx_jax.models.mixtral import WEIGHTS as MIXTRAL_WEIGHTS
 from lynx_jax.models.mixtral import MixtralConfig, MixtralForCausalLM
 from lynx_jax.models.olmoe import WEIGHTS as OLMOE_WEIGHTS
@@ -32,6 +34,8 @@ __all__ = [
     "DeepseekV3Config",
     "DeepseekV3ForCausalLM",
     "Family",
+    "GptOssConfig",
+    "GptOssForCausalLM",
     "MixtralConfig",
     "MixtralForCausalLM",
     "OlmoeConfig",
@@ -64,6 +68,7 @@ class Family:
 _FAMILIES = {
     "deepseek_v2": Family(DeepseekV2Config, DeepseekV2ForCausalLM, DEEPSEEK_V2_WEIGHTS),
     "deepseek_v3": Family(DeepseekV3Config, DeepseekV3ForCausalLM, DEEPSEEK_V3_WEIGHTS),
+    "gpt_oss": Family(GptOssConfig, GptOssForCausalLM, GPT_OSS_WEIGHTS),
     "mixtral": Family(MixtralConfig, MixtralForCausalLM, MIXTRAL_WEIGHTS),
     "olmoe": Family(OlmoeConfig, OlmoeForCausalLM, OLMOE_WEIGHTS),
     "qwen2_moe": Family(Qwen2MoeConfig, Qwen2MoeForCausalLM, QWEN2_MOE_WEIGHTS),

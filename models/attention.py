@@ -139,12 +139,12 @@ class Attention(nnx.Module):
         if phase is Phase.DECODE:
             assert cache is not None
             cache = cache.write(positions, k, v)
-            mask = visible(positions, jnp.arange(cache.k.shape[1])[None], self.window)
+            mask = self.sees(positions, jnp.arange(cache.k.shape[1])[None])
         else:
             cache = KeyValueCache(k, v)
-            mask = visible(positions, positions, self.window) & live[:, None, :]
+            mask = self.sees(positions, positions) & live[:, None, :]
         # [B, T, H, head_dim]; a row that sees nothing (padding) yields numbers of no meaning.
-        mixed = jax.nn.dot_product_attention(q, cache.k, cache.v, mask=mask[:, None])
+        mixed = self.mix(q, cache.k, cache.v, mask)
         return self.o_proj(mixed.reshape(*x.shape[:2], -1)), cache
 
     def init_cache(self, rows: int, entries: int, dtype: DTypeLike) -> KeyValueCache:
@@ -153,6 +153,34 @@ class Attention(nnx.Module):
         return KeyValueCache.empty(
             rows, entries, config.num_key_value_heads, config.head_dim, dtype
         )
+
+    def place(
+        self,
+        q: Float[Array, "rows tokens heads head_dim"],
+        k: Float[Array, "rows tokens kv_heads head_dim"],
+        positions: Int[Array, "rows tokens"],
+    ) -> tuple[
+        Float[Array, "rows tokens heads head_dim"], Float[Array, "rows tokens kv_heads head_dim"]
+    ]:
+        """Queries and keys that know their places in the text; families may override it."""
+        rope = self.config.rope
+        return rotate(q, positions, rope), rotate(k, positions, rope)
+
+    def sees(
+        self, queries: Int[Array, "rows tokens"], keys: Int[Array, "#rows entries"]
+    ) -> Bool[Array, "rows tokens entries"]:
+        """Which key positions each query position sees; families may override it."""
+        return visible(queries, keys, self.window)
+
+    def mix(
+        self,
+        q: Float[Array, "rows tokens heads head_dim"],
+        k: Float[Array, "rows entries kv_heads head_dim"],
+        v: Float[Array, "rows entries kv_heads head_dim"],
+        mask: Bool[Array, "rows tokens entries"],
+    ) -> Float[Array, "rows tokens heads head_dim"]:
+        """Values weighed by the softmax of the scores; families may override it."""
+        return jax.nn.dot_product_attention(q, k, v, mask=mask[:, None])
 
     def _heads(self, x: Array, positions: Array) -> tuple[Array, Array, Array]:
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
@@ -163,8 +191,7 @@ class Attention(nnx.Module):
         q, k, v = (y.reshape(*x.shape[:2], -1, self.config.head_dim) for y in (q, k, v))
         if self.norm_per_head:
             q, k = self._normed(q, k)
-        rope = self.config.rope
-        return rotate(q, positions, rope), rotate(k, positions, rope), v
+        return *self.place(q, k, positions), v
 
     def _normed(self, q: Array, k: Array) -> tuple[Array, Array]:
         if self.q_norm is None or self.k_norm is None:

@@ -54,11 +54,19 @@ def lacks(where: str, name: str) -> NoReturn:
 
 def checked(name: str, expected: Any, value: Any) -> Any:
     """The value, a list as a tuple, if it is of the type expected; else an error with its name."""
-    if typing.get_origin(expected) is tuple:
-        item = typing.get_args(expected)[0]
+    item = _item(expected)
+    if item is not None:
         matches = isinstance(value, list) and all(type(v) in _accepted(item) for v in value)
         return tuple(value) if matches else _refuse(name, f"a list of {item.__name__}", value)
     return value if type(value) in _accepted(expected) else _refuse(name, _named(expected), value)
+
+
+def _item(expected: Any) -> Any:
+    """The type of what a tuple, or a tuple that may be None, holds; None for other types."""
+    for kind in (expected, *typing.get_args(expected)):
+        if typing.get_origin(kind) is tuple:
+            return typing.get_args(kind)[0]
+    return None
 
 
 def _accepted(expected: Any) -> set[type]:

@@ -150,6 +150,11 @@ def linear(target: str, *sources: str) -> Weight:
     return Weight(f"{target}.weight", tuple(f"{s}.weight" for s in sources))
 
 
+def bias(target: str, source: str) -> Weight:
+    """Row of a projection's bias; names without ``.bias``."""
+    return Weight(f"{target}.bias", (f"{source}.bias",))
+
+
 def norm(target: str, source: str) -> Weight:
     """Row of a norm's scale; names without ``.scale`` and ``.weight``."""
     return Weight(f"{target}.scale", (f"{source}.weight",))

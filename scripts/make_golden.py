@@ -6,7 +6,7 @@ Runs in an environment of its own, beside the project, since the tests need none
     golden-env/bin/pip install torch==2.13.0 transformers==5.24.0
     golden-env/bin/python scripts/make_golden.py
 
-The seeds are fixed: where the versions are the same, so are the files.
+The seeds are fixed: where versions and processor are the same, so are the files.
 """
 
 import argparse
@@ -37,6 +37,7 @@ def main() -> None:
     output = parser.parse_args().output
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
     for checkpoint in CHECKPOINTS:
         folder = output / checkpoint.name
         shutil.rmtree(folder, ignore_errors=True)

@@ -245,6 +245,34 @@ _OLMOE = {
     "eos_token_id": 2,
 }
 
+# Layers 0 and 2 slide; positions go beyond the original context of yarn. Inputs of the experts come
+# in blocks of 32, as mxfp4 needs them.
+_GPT_OSS = {
+    "vocab_size": 353,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "head_dim": 10,
+    "intermediate_size": 64,
+    "num_local_experts": 7,
+    "num_experts_per_tok": 4,
+    "sliding_window": 7,
+    "max_position_embeddings": 96,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 150.0,
+        "factor": 8.0,
+        "beta_fast": 2.0,
+        "beta_slow": 0.25,
+        "truncate": False,
+        "original_max_position_embeddings": 12,
+    },
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
 
 def _mixtral(name: str, **saved: Any) -> Checkpoint:
     return Checkpoint(name, "MixtralConfig", _MIXTRAL, "mixtral", "byte_fallback", **saved)
@@ -256,6 +284,10 @@ def _qwen3(name: str, config: Mapping[str, Any], seed_name: str, **saved: Any) -
 
 def _deepseek(name: str, config_class: str, config: Mapping[str, Any], **saved: Any) -> Checkpoint:
     return Checkpoint(name, config_class, config, name, "byte_level", **saved)
+
+
+def _bfloat16(name: str, config_class: str, config: Mapping[str, Any], **saved: Any) -> Checkpoint:
+    return Checkpoint(name, config_class, config, name, "byte_level", bfloat16=True, **saved)
 
 
 CHECKPOINTS = (
@@ -271,6 +303,7 @@ CHECKPOINTS = (
     _deepseek("deepseek_v3", "DeepseekV3Config", _DEEPSEEK_V3),
     Checkpoint("qwen2_moe", "Qwen2MoeConfig", _QWEN2, "qwen2_moe", None),
     Checkpoint("olmoe", "OlmoeConfig", _OLMOE, "olmoe", None),
+    _bfloat16("gpt_oss", "GptOssConfig", _GPT_OSS),
 )
 
 
@@ -341,6 +374,20 @@ def _unnormalized(config: dict[str, Any]) -> None:
     config["norm_topk_prob"] = False
 
 
+def _old_scaling(config: dict[str, Any]) -> None:
+    """As published: rope scaling beside the base."""
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    config["rope_scaling"] = rope
+    config["torch_dtype"] = config.pop("dtype")
+
+
+def _old_gpt_oss(config: dict[str, Any]) -> None:
+    _old_scaling(config)
+    for name in ("layer_types", "swiglu_alpha"):
+        del config[name]
+
+
 CASES = (
     Case("mixtral", "mixtral", "mixtral"),
     Case("mixtral_fused", "mixtral_fused", "mixtral"),
@@ -361,4 +408,6 @@ CASES = (
     Case("qwen2_moe_old_config", "qwen2_moe", "qwen2_moe_full_attention", _old_qwen2),
     Case("olmoe", "olmoe", "olmoe"),
     Case("olmoe_old_config", "olmoe", "olmoe_unclipped", _old_olmoe),
+    Case("gpt_oss", "gpt_oss", "gpt_oss"),
+    Case("gpt_oss_old_config", "gpt_oss", "gpt_oss", _old_gpt_oss),
 )

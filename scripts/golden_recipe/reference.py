@@ -18,6 +18,8 @@ _ROUTER_GAIN = 2.0
 # Of the sigmoid scores' own size, so that it changes choices and makes some biased scores negative.
 _SELECTION_BIAS = 0.4
 _BIAS = 0.5
+# Some activations of gpt-oss reach the limits at which they are clamped; they go down again.
+_CLAMPED_GAIN = 3.0
 
 
 def save_checkpoint(checkpoint: Checkpoint, folder: Path) -> None:
@@ -56,7 +58,8 @@ def expected_outputs(folder: Path) -> dict[str, np.ndarray]:
     for index, layer in enumerate(model.model.layers):
         layer.register_forward_hook(_keeper(found, f"hidden.{index}"))
         if hasattr(layer.mlp, "experts"):
-            layer.mlp.gate.register_forward_hook(
+            router = layer.mlp.gate if hasattr(layer.mlp, "gate") else layer.mlp.router
+            router.register_forward_hook(
                 _keeper(
                     found,
                     f"router_logits.{index}",
@@ -71,17 +74,22 @@ def expected_outputs(folder: Path) -> dict[str, np.ndarray]:
 
 
 def _randomize(model: torch.nn.Module, seed_name: str, *, tied: bool) -> None:
-    for name, parameter in model.named_parameters():
+    parameters = dict(model.named_parameters())
+    for name, parameter in parameters.items():
         noise = _noise(seed_name, name, parameter.shape)
-        if name.endswith("bias"):
+        if name.endswith(("bias", "sinks")):
             noise *= _BIAS
         elif parameter.ndim == 1:  # a norm
             noise = 1 + 0.2 * noise
         elif "embed_tokens" in name:
             noise *= _TIED_EMBEDDING if tied else _EMBEDDING
         else:
-            gain = _ROUTER_GAIN if name.endswith("mlp.gate.weight") else 1.0
-            noise *= gain / math.sqrt(parameter.shape[-1])
+            gain = _ROUTER_GAIN if name.endswith(("mlp.gate.weight", "router.weight")) else 1.0
+            inputs = parameter.shape[-1]
+            if f"{name}_bias" in parameters:  # experts of gpt-oss
+                inputs = parameter.shape[-2]
+                gain = _CLAMPED_GAIN if "gate_up" in name else _CLAMPED_GAIN**-2
+            noise *= gain / math.sqrt(inputs)
         parameter.data.copy_(torch.from_numpy(noise))
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):

@@ -32,7 +32,7 @@ def _greedy_by_full_passes(loaded: LoadedModel, count: int) -> list[tuple[int, .
     return texts
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe_dense", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe_dense", "deepseek_v3", "gpt_oss"])
 def test_policy_off_equals_the_reference_token_for_token(name: str) -> None:
     """Continuous batching with the default backend, against the reference backend without cache."""
     fast, reference = (
@@ -50,6 +50,7 @@ def test_policy_off_equals_the_reference_token_for_token(name: str) -> None:
         ("qwen3_moe", "lynx:alpha=0.5,beta=1"),
         ("qwen3_moe", "xshare:budget=4"),
         ("deepseek_v3", "lynx:alpha=0.5,beta=1"),
+        ("gpt_oss", "xshare:budget=4"),
     ],
 )
 def test_no_policy_reads_more_experts_than_topk(name: str, policy: str) -> None:
