@@ -14,12 +14,13 @@ from flax import nnx
 
 from lynx_jax.backends import ExpertBackend, get_backend
 from lynx_jax.convert.folder import Checkpoint, open_checkpoint, read_config
-from lynx_jax.convert.numerics import cast, parse_dtype
-from lynx_jax.convert.reader import TensorInfo, dotted
+from lynx_jax.convert.numerics import parse_dtype
+from lynx_jax.convert.reader import dotted
 from lynx_jax.errors import InputError
 from lynx_jax.files import read_json
 from lynx_jax.models.config import DecoderConfig
 from lynx_jax.models.decoder import DecoderForCausalLM
+from lynx_jax.placing import ShardingOf, Stored
 from lynx_jax.tokenizer import Tokenizer
 
 DEMO = "demo"
@@ -69,11 +70,22 @@ def load(path: str | Path, *, backend: str = "auto", dtype: str | None = None) -
 
 
 def load_model(
-    path: str | Path, *, backend: ExpertBackend, dtype: str | None = None
+    path: str | Path,
+    *,
+    backend: ExpertBackend,
+    dtype: str | None = None,
+    sharding: ShardingOf | None = None,
 ) -> DecoderForCausalLM:
-    """Load only the model of a checkpoint; its arguments are those of ``load``.
+    """Load only the model of a checkpoint.
 
-    One tensor at a time goes to the device, so the host never holds the model twice.
+    One parameter at a time goes to its devices, so the host never holds the model twice.
+
+    Args:
+      path: see ``load``.
+      backend: how experts are computed.
+      dtype: see ``load``.
+      sharding: the sharding of each parameter by its path and shape, such as ``NamedSharding`` of a
+        mesh; each device's part is read for itself. None for the default device.
 
     Raises:
       InputError: something is missing, damaged or not supported; one line that names it.
@@ -89,15 +101,9 @@ def load_model(
     wanted = {dotted(path) for path, _ in nnx.to_flat_state(nnx.state(model))}
     arrays: dict[str, jax.Array] = {}
     for info in checkpoint.reader.tensors:
-        kept = checkpoint.dtype_of(info, target)
-        if info.path in wanted:
-            stored = checkpoint.reader.read(info, 0, info.num_rows)
-            arrays[info.path] = _on_device(stored.reshape(info.shape), info, kept)
-            continue
-        rows = info.shape[1]
-        for expert in range(info.shape[0]):  # the backend wants an array an expert
-            stored = checkpoint.reader.read(info, expert * rows, (expert + 1) * rows)
-            arrays[f"{info.path}.{expert}"] = _on_device(stored, info, kept)
+        whole = Stored(checkpoint.reader, info, checkpoint.dtype_of(info, target))
+        for stored in [whole] if info.path in wanted else whole.experts():
+            arrays[stored.path] = stored.place(sharding)
     return _filled(model, arrays)
 
 
@@ -114,12 +120,6 @@ def _main_dtype(checkpoint: Checkpoint) -> np.dtype:
     for info in checkpoint.reader.tensors:
         sizes[info.dtype] += math.prod(info.shape)
     return sizes.most_common(1)[0][0]
-
-
-def _on_device(stored: np.ndarray, info: TensorInfo, dtype: np.dtype) -> jax.Array:
-    """A stored array on the device; waits for it, so that host copies do not pile up."""
-    array: jax.Array = jax.device_put(cast(stored, dtype, info.path))
-    return array.block_until_ready()
 
 
 def _filled(model: DecoderForCausalLM, arrays: Mapping[str, jax.Array]) -> DecoderForCausalLM:

@@ -1,4 +1,4 @@
-"""Peak memory of a conversion: writes a random checkpoint, converts it, prints the peak.
+"""Peak memory of a conversion and of a load: writes a random checkpoint, prints both peaks.
 
     python scripts/measure_convert_memory.py --folder FOLDER [--shape S] [--layers N] [-- OPTIONS]
 
@@ -131,8 +131,16 @@ def _high_water_mark(pid: int) -> int:
     return int(marks[0]) * 1024 if marks else 0
 
 
+_LOAD = """
+import sys
+from lynx_jax.backends import get_backend
+from lynx_jax.loading import load_model
+model = load_model(sys.argv[1], backend=get_backend("loop"))
+"""
+
+
 def main() -> None:
-    """Write, convert, report, remove."""
+    """Write, load, convert, report, remove."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -150,6 +158,7 @@ def main() -> None:
         empty, _ = peak_rss(["-c", idle])
         imports, _ = peak_rss(["-c", f"import lynx_jax.convert.conversion; {idle}"])
         source, target = str(args.folder / "source"), str(args.folder / "target")
+        loading, loading_seconds = peak_rss(["-c", _LOAD, source])
         options = args.convert_options
         peak, seconds = peak_rss(["-m", "lynx_jax.convert", source, target, *options])
     finally:
@@ -157,7 +166,9 @@ def main() -> None:
     print(
         f"{args.shape} {size / 1e9:.2f} GB: empty process {empty / 1e6:.0f} MB, with the converter "
         f"imported {imports / 1e6:.0f} MB, converting at most {peak / 1e6:.0f} MB "
-        f"({(peak - empty) / 1e6:.0f} MB above the empty process), {seconds:.1f} s"
+        f"({(peak - empty) / 1e6:.0f} MB above the empty process), {seconds:.1f} s; loading it "
+        f"as it is, in the memory of the host: {(loading - size - empty) / 1e6:.0f} MB above the "
+        f"weights and the empty process, {loading_seconds:.1f} s"
     )
 
 
