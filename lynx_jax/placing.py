@@ -57,15 +57,21 @@ class Stored:
         """
         array: jax.Array
         if sharding_of is None:
-            array = jax.device_put(self.part(tuple(slice(n) for n in self.shape)))
+            array = jax.device_put(self.part(None))
         else:
             sharding = sharding_of(self.path, self.shape)
             array = jax.make_array_from_callback(self.shape, sharding, self.part)
         return array.block_until_ready()
 
-    def part(self, index: tuple[slice, ...]) -> np.ndarray:
-        """The part that slices of step 1 cut out; reads the rows in it and no others."""
+    def part(self, index: tuple[slice, ...] | None) -> np.ndarray:
+        """The part that slices of step 1 cut out; reads the rows in it and no others.
+
+        Args:
+          index: a slice for every axis; None for all of the parameter.
+        """
         shape = self.info.shape
+        if index is None:
+            index = (slice(None),) * len(self.shape)
         if self.expert is not None:
             index = (slice(self.expert, self.expert + 1), *index)
         if len(shape) == 1:
