@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lynx_jax.loading import LoadedModel as LoadedModel
     from lynx_jax.loading import load as load
     from lynx_jax.policies import OEA as OEA
+    from lynx_jax.policies import Demand as Demand
     from lynx_jax.policies import Lynx as Lynx
     from lynx_jax.policies import TopK as TopK
     from lynx_jax.policies import XShare as XShare
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Comparison": "lynx_jax.comparison",
+    "Demand": "lynx_jax.policies",
     "GenerationBatch": "lynx_jax.generation",
     "GenerationResult": "lynx_jax.generation",
     "Generator": "lynx_jax.generation",

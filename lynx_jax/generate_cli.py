@@ -121,9 +121,9 @@ def _add_execution(group: argparse._ArgumentGroup) -> None:
         "--policy",
         default="lynx",
         metavar="POLICY",
-        help="expert selection in decode: off, lynx, lynx:alpha=A,beta=B[,floor=F], oea:k0=K, "
-        "xshare:budget=M[,k0=K] (default: lynx). It acts where at least two prompts decode "
-        "together, and makes a text depend on its batch mates",
+        help="expert selection in decode: off, lynx, lynx:alpha=A,beta=B[,floor=F], demand, "
+        "demand:threshold=T[,power=P], oea:k0=K, xshare:budget=M[,k0=K] (default: lynx). It acts "
+        "where at least two prompts decode together, and makes a text depend on its batch mates",
     )
     group.add_argument(
         "--compare",

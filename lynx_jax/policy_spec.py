@@ -4,17 +4,21 @@ import dataclasses
 from typing import Any
 
 from lynx_jax.errors import InputError
-from lynx_jax.policies import OEA, Lynx, Policy, TopK, XShare
+from lynx_jax.policies import OEA, Demand, Lynx, Policy, TopK, XShare
 
-_CLASSES: dict[str, type[Any]] = {"lynx": Lynx, "oea": OEA, "xshare": XShare}
+_CLASSES: dict[str, type[Any]] = {"lynx": Lynx, "demand": Demand, "oea": OEA, "xshare": XShare}
 
-POLICY_FORMS = "off, lynx, lynx:alpha=A,beta=B[,floor=F], oea:k0=K, xshare:budget=M[,k0=K]"
+POLICY_FORMS = (
+    "off, lynx, lynx:alpha=A,beta=B[,floor=F], demand, demand:threshold=T[,power=P], oea:k0=K, "
+    "xshare:budget=M[,k0=K]"
+)
 
 
 def parse_policy(text: str, k: int, num_experts: int) -> Policy:
     """The policy that ``text`` names, for a router that uses k of num_experts experts.
 
-    ``lynx`` without alpha and beta takes ``Lynx.for_model``. ``min_rows=R`` may be added to each.
+    ``lynx`` without alpha and beta takes ``Lynx.for_model``, ``demand`` without threshold
+    ``Demand.for_model``. ``min_rows=R`` may be added to each.
 
     Raises:
       InputError: the text is not of a known form, or the policy is impossible for this router.
@@ -55,14 +59,17 @@ def _parse_settings(text: str, policy_class: type[Any], arguments: str) -> dict[
 
 def _build(text: str, name: str, settings: dict[str, float], k: int, num_experts: int) -> Policy:
     policy_class = _CLASSES[name]
-    if policy_class is Lynx and not {"alpha", "beta"} & settings.keys():
-        return dataclasses.replace(Lynx.for_model(k, num_experts), **settings)  # type: ignore[arg-type]
-    missing = [
+    needed = [
         field.name
         for field in dataclasses.fields(policy_class)
-        if field.default is dataclasses.MISSING and field.name not in settings
+        if field.default is dataclasses.MISSING
     ]
+    missing = [key for key in needed if key not in settings]
+    built: Policy
+    if missing == needed and hasattr(policy_class, "for_model"):
+        built = dataclasses.replace(policy_class.for_model(k, num_experts), **settings)
+        return built
     if missing:
         raise InputError(f"policy {text!r}: expected a value for {' and '.join(missing)} too")
-    built: Policy = policy_class(**settings)
+    built = policy_class(**settings)
     return built

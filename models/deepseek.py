@@ -10,7 +10,7 @@ from lynx_jax.models.deepseek_config import DeepseekConfig
 from lynx_jax.models.layers import MLP
 from lynx_jax.models.mla import LatentAttention
 from lynx_jax.models.moe import SparseMoeBlock
-from lynx_jax.models.weights import DECODER_ROWS, ExpertStack, Row, linear, norm
+from lynx_jax.models.weights import DECODER_ROWS, MIXTURE_ROWS, Row, linear, mlp_rows, norm
 
 
 class DeepseekForCausalLM(DecoderForCausalLM):
@@ -62,13 +62,6 @@ class DeepseekForCausalLM(DecoderForCausalLM):
 _LAYER = "layers.{i}"
 _HUB = "model.layers.{i}"
 
-
-def _mlp(target: str, source: str) -> tuple[Row, ...]:
-    """Rows of a dense MLP's projections."""
-    names = ("gate_proj", "up_proj", "down_proj")
-    return tuple(linear(f"{target}.{name}", f"{source}.{name}") for name in names)
-
-
 ROWS: tuple[Row, ...] = (
     *DECODER_ROWS,
     linear(f"{_LAYER}.self_attn.q_a_proj", f"{_HUB}.self_attn.q_a_proj"),
@@ -77,20 +70,7 @@ ROWS: tuple[Row, ...] = (
     linear(f"{_LAYER}.self_attn.kv_a_proj_with_mqa", f"{_HUB}.self_attn.kv_a_proj_with_mqa"),
     norm(f"{_LAYER}.self_attn.kv_a_layernorm", f"{_HUB}.self_attn.kv_a_layernorm"),
     linear(f"{_LAYER}.self_attn.kv_b_proj", f"{_HUB}.self_attn.kv_b_proj"),
-    *_mlp(f"{_LAYER}.mlp", f"{_HUB}.mlp"),
-    *_mlp(f"{_LAYER}.mlp.shared_expert", f"{_HUB}.mlp.shared_experts"),
-    linear(f"{_LAYER}.mlp.gate", f"{_HUB}.mlp.gate"),
-    ExpertStack(
-        f"{_LAYER}.mlp.experts.gate_up_proj",
-        fused=f"{_HUB}.mlp.experts.gate_up_proj",
-        per_expert=(
-            f"{_HUB}.mlp.experts.{{e}}.gate_proj.weight",
-            f"{_HUB}.mlp.experts.{{e}}.up_proj.weight",
-        ),
-    ),
-    ExpertStack(
-        f"{_LAYER}.mlp.experts.down_proj",
-        fused=f"{_HUB}.mlp.experts.down_proj",
-        per_expert=(f"{_HUB}.mlp.experts.{{e}}.down_proj.weight",),
-    ),
+    *mlp_rows(f"{_LAYER}.mlp", f"{_HUB}.mlp"),
+    *mlp_rows(f"{_LAYER}.mlp.shared_expert", f"{_HUB}.mlp.shared_experts"),
+    *MIXTURE_ROWS,
 )

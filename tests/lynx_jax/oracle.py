@@ -50,8 +50,36 @@ def oea_survivors(z: np.ndarray, live: np.ndarray, k: int, k0: int) -> set[int]:
     return top_k_union(z, live, k0)
 
 
+def demand_survivors(
+    z: np.ndarray,
+    weight: np.ndarray,
+    live: np.ndarray,
+    k: int,
+    threshold: float,
+    power: float,
+) -> tuple[set[int], set[int]]:
+    """Which experts survive for certain, and which may: those within rounding of a bound too."""
+    demand = dict.fromkeys(range(z.shape[1]), 0.0)
+    favourites = set()
+    for r in np.flatnonzero(live):
+        own = ranking(z[r])[:k]
+        favourites.add(own[0])
+        for e in own:
+            demand[e] += float(weight[r, e] / sum(weight[r, o] for o in own)) ** power
+    # In one list, the k-th most demanded expert sets a second bound.
+    bound = min(threshold**power, sorted(demand.values())[-k])
+    sure = {e for e in demand if demand[e] > bound * (1 + 1e-5)} | favourites
+    return sure, {e for e in demand if demand[e] >= bound * (1 - 1e-5)} | favourites
+
+
 def remapped(z: np.ndarray, survivors: set[int], k: int) -> list[list[int]]:
     return [[e for e in ranking(row) if e in survivors][:k] for row in z]
+
+
+def remapped_in_groups(z: np.ndarray, survivors: set[int], k: int) -> list[list[int]]:
+    """As ``remapped``; a row that may not use k survivors takes its own best after them."""
+    usable = [[e for e in ranking(row) if row[e] > -math.inf] for row in z]
+    return [sorted(row, key=lambda e: e not in survivors)[:k] for row in usable]
 
 
 def weight_scores(z: np.ndarray, score: str) -> np.ndarray:

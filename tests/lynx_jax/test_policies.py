@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lynx_jax.errors import InputError
-from lynx_jax.policies import OEA, Lynx, TopK, XShare
+from lynx_jax.policies import OEA, Demand, Lynx, TopK, XShare
 from lynx_jax.routers import Router
 from lynx_jax.routing import Phase, route
 from tests.lynx_jax import oracle
@@ -84,7 +84,48 @@ def test_xshare_keeps_its_budget_and_the_favourites_first(batch, extra):
         assert min(demand[e] for e in others) >= max(demand[e] for e in left_out) - 1e-5
 
 
-POLICIES = [TopK(), Lynx(3.0, 4), Lynx(0.7, 1), Lynx(3.0, 2, floor=0), OEA(1), OEA(2), XShare(12)]
+@given(batches(), st.sampled_from([(0.2, 3.0), (0.5, 1.0)]))
+@settings(max_examples=60, deadline=None)
+def test_demand_is_its_definition(batch, settings):
+    logits, live, k = batch
+    if live.any():
+        weight = oracle.weight_scores(logits, "softmax")
+        sure, possible = oracle.demand_survivors(logits, weight, live, k, *settings)
+        kept = survivors(Demand(*settings), logits, live, k)
+        assert sure <= kept <= possible
+        assert len(kept) >= k
+
+
+def test_demand_counts_rows_together_and_strong_wishes_more():
+    """Expert 1 has one row's 0.4, expert 2 two rows' 0.4: a 3-norm of 0.504."""
+    shares = [[0.6, 0.4, 0, 0], [0.6, 0, 0.4, 0], [0.6, 0, 0.4, 0], [0.9, 0, 0, 0.1]]
+    logits, live = np.log(np.array(shares, np.float32) + 1e-9), np.ones(4, bool)
+    for threshold, kept in [(0.05, {0, 1, 2, 3}), (0.3, {0, 1, 2}), (0.45, {0, 2}), (9.0, {0, 2})]:
+        assert survivors(Demand(threshold), logits, live, 2) == kept
+
+
+def test_demand_of_vanishing_shares_still_names_experts_that_rows_use():
+    logits = np.array([[0, -1e3, -2e3, -3e3], [0, -1e3, -2e3, -3e3]], np.float32)
+    logits = logits[:, ::-1].copy()
+    assert survivors(Demand(5.0, power=8.0), logits, np.ones(2, bool), k=3) == {1, 2, 3}
+
+
+def test_demand_saves_nothing_where_a_token_uses_one_expert():
+    logits = np.random.default_rng(0).normal(size=(16, 16)).astype(np.float32)
+    live = np.ones(16, bool)
+    assert survivors(Demand(9.0), logits, live, k=1) == oracle.top_k_union(logits, live, 1)
+
+
+POLICIES = [
+    TopK(),
+    Lynx(3.0, 4),
+    Lynx(0.7, 1),
+    Lynx(3.0, 2, floor=0),
+    OEA(1),
+    OEA(2),
+    XShare(12),
+    Demand(0.2),
+]
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
@@ -113,7 +154,7 @@ def test_every_policy_keeps_the_invariants(policy, batch):
         np.testing.assert_allclose(weights[live].sum(1), 1, rtol=1e-5)
     if int(routing.num_active) == int(routing.num_active_topk):
         assert [r[:k] for r in map(oracle.ranking, logits[live])] == ids[live].tolist()
-    elif isinstance(policy, Lynx | OEA):
+    elif isinstance(policy, Lynx | OEA | Demand):
         kept = survivors(policy, logits, live, k)
         assert ids[live].tolist() == oracle.remapped(logits[live], kept, k)
 
@@ -144,7 +185,7 @@ def test_rows_that_are_not_live_change_nothing(policy, batch, poison):
     assert int(poisoned.num_active) <= k * live.sum()
 
 
-@pytest.mark.parametrize("policy", [Lynx(3.0, 2), OEA(2), XShare(10), Lynx(0.7, 1, min_rows=5)])
+@pytest.mark.parametrize("policy", [Lynx(3.0, 2), OEA(2), XShare(10), Demand(1.0, min_rows=5)])
 def test_too_few_rows_keep_plain_top_k(policy):
     rng = np.random.default_rng(0)
     rows = policy.min_rows - 1
@@ -184,7 +225,7 @@ def test_padded_experts_are_never_chosen():
     rng = np.random.default_rng(2)
     logits = rng.normal(size=(6, 64)).astype(np.float32)
     logits[:, 60:] = -np.inf
-    for policy in (TopK(), Lynx(1.0, 1), Lynx(3.0, 2, floor=0), OEA(1), XShare(9)):
+    for policy in (TopK(), Lynx(1.0, 1), Lynx(3.0, 2, floor=0), OEA(1), XShare(9), Demand(0.5)):
         arguments = {"k": 4, "router": Router("softmax", "keep_sum"), "policy": policy}
         padded = route(jnp.asarray(logits), jnp.ones(6, bool), phase=Phase.DECODE, **arguments)
         plain = compiled_route(
@@ -196,10 +237,10 @@ def test_padded_experts_are_never_chosen():
 
 @pytest.mark.parametrize(("k", "num_experts"), [(1, 16), (2, 8), (4, 60), (6, 72), (8, 256)])
 def test_for_model_gives_constants_for_any_router(k, num_experts):
-    policy = Lynx.for_model(k, num_experts)
-    policy.validate(k, num_experts)
     logits = np.random.default_rng(3).normal(size=(16, num_experts)).astype(np.float32)
-    assert len(survivors(policy, logits, np.ones(16, bool), k)) >= k
+    for policy in (Lynx.for_model(k, num_experts), Demand.for_model(k, num_experts)):
+        policy.validate(k, num_experts)
+        assert len(survivors(policy, logits, np.ones(16, bool), k)) >= k
 
 
 def test_for_model_gives_the_authors_constants():
@@ -230,6 +271,10 @@ def test_a_single_expert_a_token_has_no_floor_by_default():
         (lambda: XShare(65).validate(8, 64), "got 65"),
         (lambda: XShare(10, k0=-1), "k0 of at least 0"),
         (lambda: XShare(10, k0=9).validate(8, 64), "k0 of at most k=8"),
+        (lambda: Demand(0.0), "threshold from 0.0001"),
+        (lambda: Demand(float("nan")), "threshold from 0.0001"),
+        (lambda: Demand(0.1, power=0.5), "power from 1 to 8"),
+        (lambda: Demand(0.1, min_rows=0), "min_rows from 1"),
     ],
 )
 def test_impossible_settings_are_refused(build, says):

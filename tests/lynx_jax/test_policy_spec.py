@@ -3,7 +3,7 @@
 import pytest
 
 from lynx_jax.errors import InputError
-from lynx_jax.policies import OEA, Lynx, TopK, XShare
+from lynx_jax.policies import OEA, Demand, Lynx, TopK, XShare
 from lynx_jax.policy_spec import parse_policy
 
 
@@ -15,6 +15,9 @@ from lynx_jax.policy_spec import parse_policy
         ("lynx:floor=2", Lynx(3.0, 4, floor=2)),
         ("lynx:alpha=0.7,beta=1", Lynx(0.7, 1)),
         (" lynx: alpha=3, beta=4 ,floor=1,min_rows=3", Lynx(3.0, 4, floor=1, min_rows=3)),
+        ("demand", Demand.for_model(8, 64)),
+        ("demand:power=2", Demand(Demand.for_model(8, 64).threshold, 2.0)),
+        ("demand:threshold=0.125,min_rows=4", Demand(0.125, min_rows=4)),
         ("oea:k0=4", OEA(4)),
         ("xshare:budget=32", XShare(32)),
         ("xshare:budget=32,k0=2", XShare(32, k0=2)),
@@ -41,6 +44,7 @@ def test_forms(text, policy):
         ("lynx:alpha=3,beta=2000000", "beta from 1 to 1000"),
         ("lynx:min_rows=99999999999", "min_rows from 1"),
         ("oea", "expected a value for k0"),
+        ("demand:threshold=-1", "threshold from"),
         ("oea:k0=9", "at most k=8"),
         ("xshare:budget=4", "budget from k=8"),
         ("xshare:budget=100", "to the layer's 64"),

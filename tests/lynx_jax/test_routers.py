@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lynx_jax.errors import InputError
-from lynx_jax.policies import OEA, Lynx, TopK, XShare
+from lynx_jax.policies import OEA, Demand, Lynx, TopK, XShare
 from lynx_jax.routers import Router
 from lynx_jax.routing import Phase, route
 from tests.lynx_jax import oracle
@@ -23,7 +23,7 @@ ROUTERS = [
     Router("sigmoid", "own"),
     GROUPED,
 ]
-POLICIES = [TopK(), Lynx(2.0, 3), Lynx(0.7, 1, floor=0), OEA(1), XShare(8)]
+POLICIES = [TopK(), Lynx(2.0, 3), Lynx(0.7, 1, floor=0), OEA(1), XShare(8), Demand(0.4)]
 
 compiled_route = jax.jit(route, static_argnames=("k", "router", "policy", "phase"))
 
@@ -119,6 +119,12 @@ def test_policies_keep_groups_and_k_experts(policy, seed):
             choice, live, K, policy.alpha, policy.beta, floor, np.asarray(got.confidence)
         )
         assert ids[live].tolist() == oracle.remapped(choice[live], kept, K)
+    if isinstance(policy, Demand) and int(routing.num_active) < int(routing.num_active_topk):
+        sure, possible = oracle.demand_survivors(
+            choice, np.asarray(got.weight), live, K, policy.threshold, policy.power
+        )
+        if sure == possible:
+            assert ids[live].tolist() == oracle.remapped_in_groups(choice[live], sure, K)
     if live.any():
         np.testing.assert_allclose(np.asarray(routing.weights)[live].sum(1), 2.5, rtol=1e-5)
 

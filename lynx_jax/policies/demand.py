@@ -1,0 +1,85 @@
+"""Experts kept by how much the batch's rows demand of them."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from lynx_jax.errors import InputError
+from lynx_jax.pallas_kernels.remapping import expert_union
+from lynx_jax.pallas_kernels.topk import top_k
+from lynx_jax.policies.policy import check_min_rows
+from lynx_jax.routers import RouterScores
+
+# Shares and thresholds within these bounds have powers that float32 can hold.
+_LEAST, _LARGEST, _LARGEST_POWER = 1e-4, 1e4, 8.0
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Experts survive by the p-norm of the gate weights that the rows give them.
+
+    A row's demand for an expert of its top-k is the expert's share of the row's top-k gate weights,
+    and 0 elsewhere. An expert's demand is the p-norm over the rows, between their sum (p = 1) and
+    their largest (p without end): several rows that want an expert a little count together, one
+    that wants it much counts more. Each row's first expert survives in any case, and so do the k
+    experts most in demand, so that every row still uses k.
+
+    Attributes:
+      threshold: least demand that survives. 1/k is a row's even share; the larger, the fewer.
+      power: p.
+      min_rows: fewer live rows than this keep plain top-k.
+    """
+
+    threshold: float
+    power: float = 3.0
+    min_rows: int = 2
+
+    def __post_init__(self) -> None:
+        if not _LEAST <= self.threshold <= _LARGEST:
+            raise InputError(
+                f"demand: expected a threshold from {_LEAST:g} to {_LARGEST:g}, "
+                f"got {self.threshold}"
+            )
+        if not 1 <= self.power <= _LARGEST_POWER:
+            raise InputError(
+                f"demand: expected a power from 1 to {_LARGEST_POWER:g}, got {self.power}"
+            )
+        check_min_rows("demand", self.min_rows)
+
+    @classmethod
+    def for_model(cls, k: int, num_experts: int) -> Self:
+        """A threshold of 0.95 times a row's even share, 1/k; N does not matter."""
+        return cls(0.95 / k)
+
+    def survivors(
+        self,
+        scores: RouterScores,
+        live: Bool[Array, " rows"],
+        k: int,
+    ) -> Bool[Array, " experts"]:
+        num_experts = scores.choice.shape[-1]
+        top_ids = top_k(scores.choice, k)
+        shares = _shares(scores.weight, top_ids, live)
+        demand = jnp.sum(shares**self.power, axis=0)
+        kept: Array = demand >= self.threshold**self.power
+        kept |= expert_union(top_ids[:, :1], live, num_experts)
+        most = top_k(demand[None], k)
+        return kept | expert_union(most, jnp.ones(1, bool), num_experts)
+
+    def validate(self, k: int, num_experts: int) -> None:
+        pass
+
+
+def _shares(
+    weight: Float[Array, "rows experts"], top_ids: Array, live: Bool[Array, " rows"]
+) -> Float[Array, "rows experts"]:
+    """Each expert's share of its row's top-k weights; 0 where the row does not use it.
+
+    A share that a row does use never vanishes, so that no other expert is as much in demand.
+    """
+    asked = jnp.any(top_ids[:, :, None] == jnp.arange(weight.shape[-1]), axis=1) & live[:, None]
+    used = jnp.where(asked, weight, 0.0)
+    total = jnp.sum(used, axis=-1, keepdims=True) + 1e-20
+    return jnp.where(asked, jnp.maximum(used / total, _LEAST), 0.0)

@@ -1,0 +1,101 @@
+"""Lynx (arXiv 2411.08982)."""
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+from jaxtyping import Array, Bool
+
+from lynx_jax.errors import InputError
+from lynx_jax.pallas_kernels.binning import affinity_binning
+from lynx_jax.pallas_kernels.remapping import critical_set
+from lynx_jax.pallas_kernels.scoring import adaptive_expert_scores
+from lynx_jax.policies.policy import check_min_rows
+from lynx_jax.routers import RouterScores
+
+# (k, N) -> (alpha, beta), as the authors of arXiv 2411.08982 ship them with their plugin.
+_AUTHORS_CONSTANTS: dict[tuple[int, int], tuple[float, int]] = {
+    (2, 8): (0.7, 1),  # Mixtral-8x7B
+    (4, 128): (3.0, 2),  # gpt-oss-120b
+    (6, 64): (1.0, 1),  # DeepSeek-V2-Lite
+    (6, 160): (1.125, 2),  # DeepSeek-Coder-V2
+    (8, 64): (3.0, 4),  # Qwen2-57B-A14B
+    (8, 128): (3.0, 2),  # Qwen3-30B-A3B
+}
+
+# Beyond any use; up to here alpha times a logit is finite in float32 and scores fit into int32.
+_LARGEST_ALPHA, _LARGEST_BETA = 1e6, 1000
+
+
+@dataclass(frozen=True)
+class Lynx:
+    """Batch-aware selection by binned router confidence (Lynx, arXiv 2411.08982).
+
+    Every row bins its logits by distance to its favourite; within a bin the experts that other rows
+    are confident in come first; the union of the rows' best k survives.
+
+    Attributes:
+      alpha: bins per logit. Larger keeps nearer to the row's own order.
+      beta: number of the last bin. ``beta / alpha`` logits below the favourite, popularity in the
+        batch alone decides.
+      floor: each row's first ``floor`` experts survive in any case. None: 1, or 0 where k is 1.
+      min_rows: fewer live rows than this keep plain top-k.
+    """
+
+    alpha: float
+    beta: int
+    floor: int | None = None
+    min_rows: int = 2
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha <= _LARGEST_ALPHA:
+            raise InputError(
+                f"lynx: expected an alpha above 0 and up to {_LARGEST_ALPHA:g}, got {self.alpha}"
+            )
+        if not 1 <= self.beta <= _LARGEST_BETA:
+            raise InputError(
+                f"lynx: expected a whole beta from 1 to {_LARGEST_BETA}, got {self.beta}"
+            )
+        if self.floor is not None and self.floor < 0:
+            raise InputError(f"lynx: expected a floor of at least 0, got {self.floor}")
+        check_min_rows("lynx", self.min_rows)
+
+    @classmethod
+    def for_model(cls, k: int, num_experts: int) -> Self:
+        """The authors' constants for a router that they list, else those of ``from_ratio``.
+
+        Where they list several models of one shape (Qwen3-30B and 235B), the smaller one's.
+        """
+        authors = _AUTHORS_CONSTANTS.get((k, num_experts))
+        return cls(*authors) if authors else cls.from_ratio(k, num_experts)
+
+    @classmethod
+    def from_ratio(cls, k: int, num_experts: int) -> Self:
+        """Constants from k/N alone; docs/policies.md derives the rule and says how it fares.
+
+        One bin for each halving that leads from all N experts to k of them, and bins so wide that
+        together they span 4/3 logits: an expert further out weighs less than
+        ``exp(-4/3)``, about a quarter, of the row's favourite.
+        """
+        beta = max(1, math.ceil(math.log2(num_experts / k)))
+        return cls(alpha=0.75 * beta, beta=beta)
+
+    def survivors(
+        self,
+        scores: RouterScores,
+        live: Bool[Array, " rows"],
+        k: int,
+    ) -> Bool[Array, " experts"]:
+        bins = affinity_binning(scores.confidence, self.alpha, self.beta)
+        adaptive = adaptive_expert_scores(bins, live, self.beta)
+        return critical_set(adaptive, scores.choice, live, k, self._floor(k))
+
+    def validate(self, k: int, num_experts: int) -> None:
+        if self._floor(k) > k:
+            raise InputError(
+                f"lynx: expected a floor of at most k={k}, the experts a token uses, "
+                f"got {self.floor}"
+            )
+
+    def _floor(self, k: int) -> int:
+        return min(1, k - 1) if self.floor is None else self.floor
