@@ -10,6 +10,7 @@ from lynx_jax.chat import Message
 from lynx_jax.detokenize import TextStream
 from lynx_jax.engine import Engine
 from lynx_jax.errors import InputError
+from lynx_jax.harmony import FinalChannel
 from lynx_jax.loading import LoadedModel
 from lynx_jax.policies import Policy
 from lynx_jax.policy_spec import parse_policy
@@ -28,7 +29,9 @@ class GenerationResult:
     """What was generated for one prompt.
 
     Attributes:
-      text: the text that follows the prompt, cut before a stop string; no special tokens.
+      text: the text that follows the prompt, cut before a stop string; no special tokens. Of a
+        conversation in the Harmony format (gpt-oss) the final channel only; it is empty where the
+        text ended before it.
       token_ids: every generated token, an end-of-text token included.
       prompt_tokens: length of the prompt.
       finish_reason: ``"eos"``, ``"stop"`` (a stop string) or ``"length"``.
@@ -98,10 +101,12 @@ class Generator:
         engine.warm_up(len(request.prompt_ids) for request in requests)
         texts: dict[int, _Text] = {}
         for index, (prompt, request) in enumerate(zip(prompts, requests, strict=True)):
+            tokenizer, chat = self._loaded.tokenizer, _is_chat(prompt)
             # An answer to messages stands alone; other text follows on from the prompt.
-            context = () if _is_chat(prompt) else request.prompt_ids
-            stream = TextStream(self._loaded.tokenizer, stops=stop, context=context)
-            texts[engine.submit(request)] = _Text(index, request, stream)
+            context = () if chat else request.prompt_ids
+            stream = TextStream(tokenizer, stops=stop, context=context)
+            answer = FinalChannel.of(tokenizer) if chat else None
+            texts[engine.submit(request)] = _Text(index, request, stream, answer)
         results = _run(engine, texts, on_text, on_result)
         return GenerationBatch(tuple(results[i] for i in range(len(results))), engine.take_stats())
 
@@ -213,10 +218,13 @@ def generate(
 class _Text:
     """A text that grows from the engine's events."""
 
-    def __init__(self, index: int, request: Request, stream: TextStream) -> None:
+    def __init__(
+        self, index: int, request: Request, stream: TextStream, answer: FinalChannel | None
+    ) -> None:
         self.index = index
         self._request = request
         self._stream = stream
+        self._answer = answer  # shows the part that is meant for the user; None for all
         self._pieces: list[str] = []
         self._token_ids: list[int] = []
 
@@ -224,7 +232,8 @@ class _Text:
         """The piece of text that became certain, and why the text ends, if it does."""
         self._token_ids.append(event.token_id)
         reason = event.finish_reason
-        piece = "" if reason == "eos" else self._stream.push(event.token_id)
+        shown = self._answer is None or self._answer.shows(event.token_id)
+        piece = self._stream.push(event.token_id) if shown and reason != "eos" else ""
         if reason is not None:
             piece += self._stream.finish()
         self._pieces.append(piece)

@@ -23,6 +23,7 @@ import tokenizers
 import torch
 import transformers
 from golden_recipe.cases import CASES, CHECKPOINTS, Case
+from golden_recipe.chats import CHAT_FORMATS, expected_chats, write_chat
 from golden_recipe.reference import expected_outputs, save_checkpoint
 from golden_recipe.texts import expected_texts, write_tokenizer
 from safetensors.numpy import save_file
@@ -47,6 +48,7 @@ def main() -> None:
     for name in ("configs", "expected"):
         (output / name).mkdir(exist_ok=True)
     _write_texts(output)
+    _write_chats(output)
     _write_cases(output)
     size = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
     print(f"{len(CASES)} cases, {size / 1e6:.1f} MB in {output}")
@@ -57,6 +59,13 @@ def _write_texts(output: Path) -> None:
         folder = next(c.name for c in CHECKPOINTS if c.tokenizer == kind)
         texts = {"folder": folder, **expected_texts(kind, output / folder)}
         _write_json(output / "expected" / f"{kind}.json", texts)
+
+
+def _write_chats(output: Path) -> None:
+    for chat in CHAT_FORMATS:
+        folder = output / "chat" / chat.name
+        write_chat(chat, folder)
+        _write_json(folder / "expected.json", expected_chats(chat, folder))
 
 
 def _write_cases(output: Path) -> None:

@@ -100,7 +100,7 @@ def expected_texts(kind: str, folder: Path) -> dict[str, Any]:
         chats.append({**_CHATS[0], "enable_thinking": False})
     return {
         "texts": [_text(tokenizer, text) for text in _TEXTS],
-        "chats": [_chat(tokenizer, chat) for chat in chats],
+        "chats": [chat_of(tokenizer, chat) for chat in chats],
     }
 
 
@@ -114,7 +114,8 @@ def _text(tokenizer: Any, text: str) -> dict[str, Any]:
     }
 
 
-def _chat(tokenizer: Any, chat: dict[str, Any]) -> dict[str, Any]:
+def chat_of(tokenizer: Any, chat: dict[str, Any]) -> dict[str, Any]:
+    """A conversation and what the tokenizer makes of it."""
     options = {name: value for name, value in chat.items() if name != "messages"}
     text = tokenizer.apply_chat_template(chat["messages"], tokenize=False, **options)
     ids = tokenizer.apply_chat_template(chat["messages"], **options)["input_ids"]

@@ -1,6 +1,7 @@
 """Generation on real checkpoints: the golden ones, in float32."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from flax import nnx
 
 from lynx_jax.generate_cli import run
 from lynx_jax.generation import generate
+from lynx_jax.harmony import FinalChannel
 from lynx_jax.loading import LoadedModel, load
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -57,6 +59,19 @@ def test_no_policy_reads_more_experts_than_topk(name: str, policy: str) -> None:
     loaded = load(GOLDEN / name, dtype="float32")
     stats = generate(loaded, PROMPTS, policy=policy, max_new_tokens=10, ignore_eos=True).stats
     assert 0 < stats.experts_per_layer <= stats.topk_experts_per_layer
+
+
+def test_of_a_harmony_conversation_the_final_channel_is_the_text(tmp_path: Path) -> None:
+    folder = shutil.copytree(GOLDEN / "gpt_oss", tmp_path / "gpt_oss")
+    shutil.copytree(GOLDEN / "chat" / "gpt_oss", folder, dirs_exist_ok=True)
+    loaded = load(folder, dtype="float32")
+    words = loaded.tokenizer.encode("Hello, fox", add_special_tokens=False)
+    prompts = [[{"role": "user", "content": "Hi"}], words]
+    chat, plain = generate(loaded, prompts, policy="off", max_new_tokens=4).results
+    channel = FinalChannel(loaded.tokenizer)
+    assert chat.text == loaded.tokenizer.decode([t for t in chat.token_ids if channel.shows(t)])
+    assert len(chat.text) < len(loaded.tokenizer.decode(chat.token_ids))
+    assert plain.text
 
 
 def test_command_line_on_a_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
