@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self
 
 from lynx_jax.models.fields import read_fields, require
@@ -58,8 +58,10 @@ class DecoderConfig:
           InputError: a needed field is missing, of the wrong type, or not supported.
         """
         where = f"config.json of model_type {raw.get('model_type')!r}"
-        values = read_fields(cls, _normalise(raw), where=where, hub_names=cls.hub_names)
-        config = cls(**values)
+        known = _normalise(raw)
+        _refuse_other_code(known)
+        _refuse_other_routing(cls, known)
+        config = cls(**read_fields(cls, known, where=where, hub_names=cls.hub_names))
         config.check()
         return config
 
@@ -100,6 +102,47 @@ _POSITIVE = (
     "num_experts",
     "num_experts_per_tok",
 )
+
+# Routing that only some families have, at the values that leave plain top-k as it is.
+_PLAIN_ROUTING = {
+    "scoring_func": "softmax",
+    "topk_method": "greedy",
+    "n_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 1.0,
+}
+
+
+def _refuse_other_code(known: Mapping[str, Any]) -> None:
+    """SlimMoE models have the ``model_type`` of Phi-3.5-MoE, and code of their own in their folder.
+
+    Raises:
+      InputError: this is one.
+    """
+    code = known.get("auto_map")
+    other = [name for name in _texts(code) if "slimmoe" in name.lower()]
+    require(not other, "auto_map of a supported architecture", ", ".join(other))
+
+
+def _texts(code: object) -> Iterator[str]:
+    """The names in an ``auto_map``, which gives one or several to each class."""
+    if isinstance(code, str):
+        yield code
+    elif isinstance(code, Mapping | list):
+        for part in code.values() if isinstance(code, Mapping) else code:
+            yield from _texts(part)
+
+
+def _refuse_other_routing(cls: type, known: Mapping[str, Any]) -> None:
+    """Raise ``InputError`` for a rule of routing that the family does not have."""
+    own = {field.name for field in dataclasses.fields(cls)}
+    for name, plain in _PLAIN_ROUTING.items():
+        given = known.get(name, plain)
+        require(
+            name in own or given == plain,
+            f"no {name} but {plain!r} for {known.get('model_type')}",
+            repr(given),
+        )
 
 
 def _normalise(raw: Mapping[str, Any]) -> dict[str, Any]:
