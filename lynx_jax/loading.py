@@ -18,7 +18,7 @@ from lynx_jax.convert.numerics import parse_dtype
 from lynx_jax.convert.reader import dotted
 from lynx_jax.errors import InputError
 from lynx_jax.files import read_json
-from lynx_jax.models.config import DecoderConfig
+from lynx_jax.models.config import DecoderConfig, text_part
 from lynx_jax.models.decoder import DecoderForCausalLM
 from lynx_jax.placing import ShardingOf, Stored
 from lynx_jax.tokenizer import Tokenizer
@@ -138,7 +138,12 @@ def _eos_token_ids(folder: Path, raw_config: Mapping[str, Any]) -> frozenset[int
     path = folder / "generation_config.json"
     generation = read_json(path) if path.exists() else {}
     found: set[int] = set()
-    for name, raw in (("config.json", raw_config), (path.name, generation)):
+    parts = (
+        ("config.json", raw_config),
+        ("config.json", text_part(raw_config)),
+        (path.name, generation),
+    )
+    for name, raw in parts:
         value = raw.get("eos_token_id")
         ids = [] if value is None else value if isinstance(value, list) else [value]
         if not all(type(i) is int and 0 <= i < 2**31 for i in ids):

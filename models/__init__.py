@@ -16,6 +16,8 @@ from lynx_jax.models.deepseek_v3 import WEIGHTS as DEEPSEEK_V3_WEIGHTS
 from lynx_jax.models.deepseek_v3 import DeepseekV3Config, DeepseekV3ForCausalLM
 from lynx_jax.models.gpt_oss import WEIGHTS as GPT_OSS_WEIGHTS
 from lynx_jax.models.gpt_oss import GptOssConfig, GptOssForCausalLM
+from lynx_jax.models.llama4_text import WEIGHTS as LLAMA4_WEIGHTS
+from lynx_jax.models.llama4_text import Llama4ForCausalLM, Llama4TextConfig
 from lynx_jax.models.mixtral import WEIGHTS as MIXTRAL_WEIGHTS
 from lynx_jax.models.mixtral import MixtralConfig, MixtralForCausalLM
 from lynx_jax.models.olmoe import WEIGHTS as OLMOE_WEIGHTS
@@ -36,6 +38,8 @@ __all__ = [
     "Family",
     "GptOssConfig",
     "GptOssForCausalLM",
+    "Llama4ForCausalLM",
+    "Llama4TextConfig",
     "MixtralConfig",
     "MixtralForCausalLM",
     "OlmoeConfig",
@@ -65,10 +69,13 @@ class Family:
     weights: WeightTable
 
 
+_LLAMA4 = Family(Llama4TextConfig, Llama4ForCausalLM, LLAMA4_WEIGHTS)
 _FAMILIES = {
     "deepseek_v2": Family(DeepseekV2Config, DeepseekV2ForCausalLM, DEEPSEEK_V2_WEIGHTS),
     "deepseek_v3": Family(DeepseekV3Config, DeepseekV3ForCausalLM, DEEPSEEK_V3_WEIGHTS),
     "gpt_oss": Family(GptOssConfig, GptOssForCausalLM, GPT_OSS_WEIGHTS),
+    "llama4": _LLAMA4,
+    "llama4_text": _LLAMA4,
     "mixtral": Family(MixtralConfig, MixtralForCausalLM, MIXTRAL_WEIGHTS),
     "olmoe": Family(OlmoeConfig, OlmoeForCausalLM, OLMOE_WEIGHTS),
     "qwen2_moe": Family(Qwen2MoeConfig, Qwen2MoeForCausalLM, QWEN2_MOE_WEIGHTS),

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self
 
-from lynx_jax.models.fields import read_fields, require
+from lynx_jax.models.fields import checked, read_fields, require
 from lynx_jax.models.rope import Rope, read_rope
 
 
@@ -57,6 +57,7 @@ class DecoderConfig:
         Raises:
           InputError: a needed field is missing, of the wrong type, or not supported.
         """
+        raw = text_part(raw)
         where = f"config.json of model_type {raw.get('model_type')!r}"
         known = _normalise(raw)
         _refuse_other_code(known)
@@ -143,6 +144,15 @@ def _refuse_other_routing(cls: type, known: Mapping[str, Any]) -> None:
             f"no {name} but {plain!r} for {known.get('model_type')}",
             repr(given),
         )
+
+
+def text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What config.json says of the decoder: ``text_config`` of a multimodal model, else all of it.
+
+    Raises:
+      InputError: ``text_config`` is not an object.
+    """
+    return checked("text_config", dict, raw["text_config"]) if "text_config" in raw else raw
 
 
 def _normalise(raw: Mapping[str, Any]) -> dict[str, Any]:

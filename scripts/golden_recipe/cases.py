@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from golden_recipe.llama4 import LLAMA4, LLAMA4_TEXT
+
 ROWS, TOKENS = 5, 18
 
 
@@ -24,6 +26,7 @@ class Checkpoint:
       fused: save the experts stacked, as transformers 5 holds them, not in the published layout.
       bfloat16: save in bfloat16, else in float32.
       max_shard_size: passed to ``save_pretrained``.
+      auto_class: name of the transformers class that makes the model.
     """
 
     name: str
@@ -34,6 +37,7 @@ class Checkpoint:
     fused: bool = False
     bfloat16: bool = False
     max_shard_size: str = "50GB"
+    auto_class: str = "AutoModelForCausalLM"
 
 
 @dataclass(frozen=True)
@@ -303,6 +307,8 @@ CHECKPOINTS = (
     _deepseek("deepseek_v3", "DeepseekV3Config", _DEEPSEEK_V3),
     Checkpoint("qwen2_moe", "Qwen2MoeConfig", _QWEN2, "qwen2_moe", None),
     Checkpoint("olmoe", "OlmoeConfig", _OLMOE, "olmoe", None),
+    _bfloat16("llama4_text", "Llama4TextConfig", LLAMA4_TEXT),
+    _bfloat16("llama4", "Llama4Config", LLAMA4, auto_class="AutoModelForImageTextToText"),
     _bfloat16("gpt_oss", "GptOssConfig", _GPT_OSS),
 )
 
@@ -382,6 +388,13 @@ def _old_scaling(config: dict[str, Any]) -> None:
     config["torch_dtype"] = config.pop("dtype")
 
 
+def _old_llama4(config: dict[str, Any]) -> None:
+    """Without what the published files leave to the defaults."""
+    _old_scaling(config)
+    for name in ("layer_types", "moe_layers", "no_rope_layers", "attn_temperature_tuning"):
+        del config[name]
+
+
 def _old_gpt_oss(config: dict[str, Any]) -> None:
     _old_scaling(config)
     for name in ("layer_types", "swiglu_alpha"):
@@ -408,6 +421,9 @@ CASES = (
     Case("qwen2_moe_old_config", "qwen2_moe", "qwen2_moe_full_attention", _old_qwen2),
     Case("olmoe", "olmoe", "olmoe"),
     Case("olmoe_old_config", "olmoe", "olmoe_unclipped", _old_olmoe),
+    Case("llama4_text", "llama4_text", "llama4_text"),
+    Case("llama4_text_old_config", "llama4_text", "llama4_text", _old_llama4),
+    Case("llama4", "llama4", "llama4"),
     Case("gpt_oss", "gpt_oss", "gpt_oss"),
     Case("gpt_oss_old_config", "gpt_oss", "gpt_oss", _old_gpt_oss),
 )

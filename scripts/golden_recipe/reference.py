@@ -25,9 +25,10 @@ _CLAMPED_GAIN = 3.0
 def save_checkpoint(checkpoint: Checkpoint, folder: Path) -> None:
     """Save a model with random weights as transformers does."""
     config = getattr(transformers, checkpoint.config_class)(**checkpoint.config)
-    model = transformers.AutoModelForCausalLM.from_config(config)
+    model = getattr(transformers, checkpoint.auto_class).from_config(config)
     _randomize(model, checkpoint.seed_name, tied=config.tie_word_embeddings)
     model = model.to(torch.bfloat16 if checkpoint.bfloat16 else torch.float32)
+    config = config.get_text_config()
     if config.pad_token_id is not None:  # as Qwen3 is published: padding ends a text, too
         model.generation_config.eos_token_id = [config.eos_token_id, config.pad_token_id]
     model.save_pretrained(
@@ -52,13 +53,15 @@ def expected_outputs(folder: Path) -> dict[str, np.ndarray]:
         attn_implementation="eager",
         experts_implementation="eager",
     ).eval()
+    config = model.config.get_text_config()
     random = np.random.default_rng(0)
-    ids = random.integers(0, model.config.vocab_size, (ROWS, TOKENS))
+    ids = random.integers(0, config.vocab_size, (ROWS, TOKENS))
     found: dict[str, torch.Tensor] = {}
     for index, layer in enumerate(model.model.layers):
         layer.register_forward_hook(_keeper(found, f"hidden.{index}"))
-        if hasattr(layer.mlp, "experts"):
-            router = layer.mlp.gate if hasattr(layer.mlp, "gate") else layer.mlp.router
+        mlp = layer.mlp if hasattr(layer, "mlp") else layer.feed_forward
+        if hasattr(mlp, "experts"):
+            router = mlp.gate if hasattr(mlp, "gate") else mlp.router
             router.register_forward_hook(
                 _keeper(
                     found,
@@ -103,8 +106,11 @@ def _noise(seed_name: str, name: str, shape: Sequence[int]) -> np.ndarray:
 
 
 def _keeper(found: dict[str, torch.Tensor], *names: str):
-    def keep(_module, _arguments, output):
+    def keep(module, _arguments, output):
         outputs = output if isinstance(output, tuple) else (output,)
+        if type(module).__name__ == "Llama4Router":  # scores that are 0 where not chosen, logits
+            scores, logits = output
+            outputs = (logits, *torch.topk(scores, module.top_k))
         found.update(zip(names, outputs, strict=True))
 
     return keep

@@ -16,7 +16,8 @@ from lynx_jax.harmony import FinalChannel
 from lynx_jax.loading import LoadedModel, load
 
 GOLDEN = Path(__file__).parent.parent / "golden"
-PROMPTS = ["The quick", "Say", "a" * 30, "日本語", "naïve"]
+SHORT = ["The quick", "Say", "日本語", "naïve"]
+PROMPTS = [*SHORT, "a" * 30]
 
 
 def _greedy_by_full_passes(loaded: LoadedModel, count: int) -> list[tuple[int, ...]]:
@@ -34,7 +35,7 @@ def _greedy_by_full_passes(loaded: LoadedModel, count: int) -> list[tuple[int, .
     return texts
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe_dense", "deepseek_v3", "gpt_oss"])
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe_dense", "deepseek_v3", "gpt_oss", "llama4"])
 def test_policy_off_equals_the_reference_token_for_token(name: str) -> None:
     """Continuous batching with the default backend, against the reference backend without cache."""
     fast, reference = (
@@ -53,11 +54,12 @@ def test_policy_off_equals_the_reference_token_for_token(name: str) -> None:
         ("qwen3_moe", "xshare:budget=4"),
         ("deepseek_v3", "lynx:alpha=0.5,beta=1"),
         ("gpt_oss", "xshare:budget=4"),
+        ("llama4_text", "xshare:budget=3"),
     ],
 )
 def test_no_policy_reads_more_experts_than_topk(name: str, policy: str) -> None:
     loaded = load(GOLDEN / name, dtype="float32")
-    stats = generate(loaded, PROMPTS, policy=policy, max_new_tokens=10, ignore_eos=True).stats
+    stats = generate(loaded, SHORT, policy=policy, max_new_tokens=10, ignore_eos=True).stats
     assert 0 < stats.experts_per_layer <= stats.topk_experts_per_layer
 
 

@@ -77,6 +77,8 @@ def assert_same_experts(block, routing, want, layer):
         ("deepseek_v3", "loop"),
         ("qwen2_moe", "loop"),
         ("olmoe", "loop"),
+        ("llama4", "loop"),
+        ("llama4_text", "reference"),
         ("gpt_oss", "loop"),
         ("gpt_oss", "reference"),
     ],
@@ -89,7 +91,7 @@ def test_decoding_through_the_cache_equals_the_reference(case, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", ["mixtral", "qwen3_moe_dense", "deepseek_v3", "gpt_oss"])
+@pytest.mark.parametrize("case", ["mixtral", "qwen3_moe_dense", "deepseek_v3", "gpt_oss", "llama4"])
 def test_padding_on_the_right_changes_nothing(case, backend):
     ids = expected(case)["input_ids"]
     live = np.arange(ids.shape[1]) < np.array([[18], [7], [1], [12], [17]])
@@ -99,7 +101,7 @@ def test_padding_on_the_right_changes_nothing(case, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", ["mixtral", "qwen3_moe_dense", "deepseek_v3", "gpt_oss"])
+@pytest.mark.parametrize("case", ["mixtral", "qwen3_moe_dense", "deepseek_v3", "gpt_oss", "llama4"])
 def test_dead_rows_change_nothing(case, backend):
     ids = expected(case)["input_ids"].copy()
     live = np.array([True, False, True, True, False])
@@ -132,7 +134,8 @@ def test_all_forms_load_to_the_same_parameters(first, second, backend):
 
 
 @pytest.mark.parametrize(
-    ("case", "eos"), [("mixtral", {2}), ("qwen3_moe", {0, 2}), ("gpt_oss", {0, 2})]
+    ("case", "eos"),
+    [("mixtral", {2}), ("qwen3_moe", {0, 2}), ("gpt_oss", {0, 2}), ("llama4", {2, 3})],
 )
 def test_end_of_text_ids_of_all_files(case, eos):
     assert load(case, "reference").eos_token_ids == eos

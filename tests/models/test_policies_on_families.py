@@ -25,6 +25,7 @@ ROUTERS = {
         "sigmoid", "renormalize", 2.5, groups=4, kept_groups=2, group_score="top2"
     ),
     "gpt_oss": Router("softmax", "renormalize"),
+    "llama4": Router("sigmoid", "own"),
 }
 ROWS = 12
 LIVE = np.arange(ROWS) % 4 != 1
