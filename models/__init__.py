@@ -26,6 +26,8 @@ from lynx_jax.models.qwen2_moe import WEIGHTS as QWEN2_MOE_WEIGHTS
 from lynx_jax.models.qwen2_moe import Qwen2MoeConfig, Qwen2MoeForCausalLM
 from lynx_jax.models.qwen3_moe import WEIGHTS as QWEN3_MOE_WEIGHTS
 from lynx_jax.models.qwen3_moe import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from lynx_jax.models.qwen3_vl_moe import WEIGHTS as QWEN3_VL_MOE_WEIGHTS
+from lynx_jax.models.qwen3_vl_moe import Qwen3VLMoeConfig
 from lynx_jax.models.weights import WeightTable
 
 __all__ = [
@@ -48,6 +50,7 @@ __all__ = [
     "Qwen2MoeForCausalLM",
     "Qwen3MoeConfig",
     "Qwen3MoeForCausalLM",
+    "Qwen3VLMoeConfig",
     "get_family",
 ]
 
@@ -80,6 +83,7 @@ _FAMILIES = {
     "olmoe": Family(OlmoeConfig, OlmoeForCausalLM, OLMOE_WEIGHTS),
     "qwen2_moe": Family(Qwen2MoeConfig, Qwen2MoeForCausalLM, QWEN2_MOE_WEIGHTS),
     "qwen3_moe": Family(Qwen3MoeConfig, Qwen3MoeForCausalLM, QWEN3_MOE_WEIGHTS),
+    "qwen3_vl_moe": Family(Qwen3VLMoeConfig, Qwen3MoeForCausalLM, QWEN3_VL_MOE_WEIGHTS),
 }
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from golden_recipe.llama4 import LLAMA4, LLAMA4_TEXT
+from golden_recipe.qwen3_vl import QWEN3_VL
 
 ROWS, TOKENS = 5, 18
 
@@ -27,6 +28,8 @@ class Checkpoint:
       bfloat16: save in bfloat16, else in float32.
       max_shard_size: passed to ``save_pretrained``.
       auto_class: name of the transformers class that makes the model.
+      flipped: save fused experts as inputs by outputs, as Qwen3-VL-MoE is published; transformers
+        saves them as outputs by inputs.
     """
 
     name: str
@@ -38,6 +41,7 @@ class Checkpoint:
     bfloat16: bool = False
     max_shard_size: str = "50GB"
     auto_class: str = "AutoModelForCausalLM"
+    flipped: bool = False
 
 
 @dataclass(frozen=True)
@@ -286,6 +290,19 @@ def _qwen3(name: str, config: Mapping[str, Any], seed_name: str, **saved: Any) -
     return Checkpoint(name, "Qwen3MoeConfig", config, seed_name, "byte_level", **saved)
 
 
+def _qwen3_vl(name: str, **saved: Any) -> Checkpoint:
+    return Checkpoint(
+        name,
+        "Qwen3VLMoeConfig",
+        QWEN3_VL,
+        "qwen3_vl_moe",
+        None,
+        bfloat16=True,
+        auto_class="AutoModelForImageTextToText",
+        **saved,
+    )
+
+
 def _deepseek(name: str, config_class: str, config: Mapping[str, Any], **saved: Any) -> Checkpoint:
     return Checkpoint(name, config_class, config, name, "byte_level", **saved)
 
@@ -302,6 +319,8 @@ CHECKPOINTS = (
     _qwen3("qwen3_moe_fused", _QWEN3, "qwen3_moe", fused=True),
     _qwen3("qwen3_moe_dense", _QWEN3_DENSE, "qwen3_moe_dense"),
     _qwen3("qwen3_moe_60", _QWEN3_60, "qwen3_moe_60"),
+    _qwen3_vl("qwen3_vl_moe", flipped=True),
+    _qwen3_vl("qwen3_vl_moe_fused"),
     _deepseek("deepseek_v2", "DeepseekV2Config", _DEEPSEEK_V2, bfloat16=True),
     _deepseek("deepseek_v2_lite", "DeepseekV2Config", _DEEPSEEK_V2_LITE, bfloat16=True),
     _deepseek("deepseek_v3", "DeepseekV3Config", _DEEPSEEK_V3),
@@ -338,6 +357,17 @@ def _old_qwen3(config: dict[str, Any]) -> None:
         "use_sliding_window": False,
         "max_window_layers": 4,
     }
+
+
+def _old_qwen3_vl(config: dict[str, Any]) -> None:
+    """As published: the text part says nothing of ties."""
+    text = config["text_config"]
+    text["rope_scaling"] = rope = text.pop("rope_parameters")
+    text["rope_theta"] = rope.pop("rope_theta")
+    text["num_experts"] = text.pop("num_local_experts")
+    text["norm_topk_prob"] = True
+    del text["tie_word_embeddings"]
+    config["transformers_version"] = "4.57.0"
 
 
 def _old_deepseek_v3(config: dict[str, Any]) -> None:
@@ -413,6 +443,9 @@ CASES = (
     Case("qwen3_moe_unnormalized", "qwen3_moe", "qwen3_moe_unnormalized", _unnormalized),
     Case("qwen3_moe_dense", "qwen3_moe_dense", "qwen3_moe_dense"),
     Case("qwen3_moe_60", "qwen3_moe_60", "qwen3_moe_60"),
+    Case("qwen3_vl_moe", "qwen3_vl_moe", "qwen3_vl_moe"),
+    Case("qwen3_vl_moe_fused", "qwen3_vl_moe_fused", "qwen3_vl_moe"),
+    Case("qwen3_vl_moe_old_config", "qwen3_vl_moe", "qwen3_vl_moe", _old_qwen3_vl),
     Case("deepseek_v2", "deepseek_v2", "deepseek_v2"),
     Case("deepseek_v2_lite", "deepseek_v2_lite", "deepseek_v2_lite"),
     Case("deepseek_v3", "deepseek_v3", "deepseek_v3"),

@@ -4,10 +4,12 @@ import math
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from golden_recipe.cases import ROWS, TOKENS, Checkpoint
 
@@ -36,6 +38,17 @@ def save_checkpoint(checkpoint: Checkpoint, folder: Path) -> None:
         max_shard_size=checkpoint.max_shard_size,
         save_original_format=not checkpoint.fused,
     )
+    if checkpoint.flipped:
+        _flip_experts(folder / "model.safetensors")
+
+
+def _flip_experts(file: Path) -> None:
+    """Exchange inputs and outputs of the experts in a file."""
+    tensors = load_file(file)
+    for name, x in tensors.items():
+        if ".experts." in name:
+            tensors[name] = x.transpose(1, 2).contiguous()
+    save_file(tensors, file, {"format": "pt"})
 
 
 def expected_outputs(folder: Path) -> dict[str, np.ndarray]:
@@ -47,17 +60,22 @@ def expected_outputs(folder: Path) -> dict[str, np.ndarray]:
       ``router_logits.i`` [rows, tokens, experts], ``expert_ids.i`` int32 and ``expert_weights.i``
       [rows, tokens, k]. All others float32.
     """
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype=torch.float32,
-        attn_implementation="eager",
-        experts_implementation="eager",
-    ).eval()
+    model = (
+        _auto_class(folder)
+        .from_pretrained(
+            folder,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            experts_implementation="eager",
+        )
+        .eval()
+    )
     config = model.config.get_text_config()
     random = np.random.default_rng(0)
     ids = random.integers(0, config.vocab_size, (ROWS, TOKENS))
     found: dict[str, torch.Tensor] = {}
-    for index, layer in enumerate(model.model.layers):
+    decoder = getattr(model.model, "language_model", model.model)
+    for index, layer in enumerate(decoder.layers):
         layer.register_forward_hook(_keeper(found, f"hidden.{index}"))
         mlp = layer.mlp if hasattr(layer, "mlp") else layer.feed_forward
         if hasattr(mlp, "experts"):
@@ -74,6 +92,14 @@ def expected_outputs(folder: Path) -> dict[str, np.ndarray]:
         found["logits"] = model(torch.from_numpy(ids)).logits
     outputs = {name: _numpy(x).reshape(ROWS, TOKENS, -1) for name, x in found.items()}
     return {"input_ids": ids.astype(np.int32), **outputs}
+
+
+def _auto_class(folder: Path) -> Any:
+    """The class that reads a folder: of text where there is one, else of text with pictures."""
+    config = transformers.AutoConfig.from_pretrained(folder)
+    if type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        return transformers.AutoModelForCausalLM
+    return transformers.AutoModelForImageTextToText
 
 
 def _randomize(model: torch.nn.Module, seed_name: str, *, tied: bool) -> None:

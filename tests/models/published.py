@@ -120,6 +120,44 @@ def qwen3_moe(c: dict[str, Any]) -> Iterator[Tensor]:
         yield from _experts(layer, c["num_experts"], c["hidden_size"], c["moe_intermediate_size"])
 
 
+def qwen3_vl_moe(c: dict[str, Any]) -> Iterator[Tensor]:
+    """The text model inside the multimodal files, experts as inputs by outputs, and the vision."""
+    text = c["text_config"]
+    experts, width, hidden = (
+        text["num_experts"],
+        text["hidden_size"],
+        text["moe_intermediate_size"],
+    )
+    for name, code, shape in qwen3_moe(text):
+        if ".experts." not in name:
+            yield name.replace("model.", "model.language_model.", 1), code, shape
+    for layer in layers(text, "model.language_model."):
+        yield bfloat16(f"{layer}.mlp.experts.gate_up_proj", experts, width, 2 * hidden)
+        yield bfloat16(f"{layer}.mlp.experts.down_proj", experts, hidden, width)
+    yield from _qwen3_vision(width)
+
+
+def _qwen3_vision(text_width: int) -> Iterator[Tensor]:
+    def affine(name: str, outputs: int, *inputs: int) -> Iterator[Tensor]:
+        yield bfloat16(f"model.visual.{name}.weight", outputs, *inputs)
+        yield bfloat16(f"model.visual.{name}.bias", outputs)
+
+    yield from affine("patch_embed.proj", 1152, 3, 2, 16, 16)
+    yield bfloat16("model.visual.pos_embed.weight", 2304, 1152)
+    for i in range(27):
+        yield from affine(f"blocks.{i}.norm1", 1152)
+        yield from affine(f"blocks.{i}.norm2", 1152)
+        yield from affine(f"blocks.{i}.attn.qkv", 3456, 1152)
+        yield from affine(f"blocks.{i}.attn.proj", 1152, 1152)
+        yield from affine(f"blocks.{i}.mlp.linear_fc1", 4304, 1152)
+        yield from affine(f"blocks.{i}.mlp.linear_fc2", 1152, 4304)
+    mergers = {"merger": 1152} | {f"deepstack_merger_list.{i}": 4608 for i in range(3)}
+    for merger, normed in mergers.items():
+        yield from affine(f"{merger}.norm", normed)
+        yield from affine(f"{merger}.linear_fc1", 4608, 4608)
+        yield from affine(f"{merger}.linear_fc2", text_width, 4608)
+
+
 def olmoe(c: dict[str, Any]) -> Iterator[Tensor]:
     width = c["hidden_size"]
     yield from ends(c)

@@ -14,6 +14,7 @@ from tests.models.published import (
     phimoe,
     qwen2_moe,
     qwen3_moe,
+    qwen3_vl_moe,
 )
 
 
@@ -116,6 +117,24 @@ def _qwen3(*, width: int, layers: int, heads: int, hidden: int, dense: int) -> d
 
 _QWEN3_30B = _qwen3(width=2048, layers=48, heads=32, hidden=768, dense=6144)
 _QWEN3_235B = _qwen3(width=4096, layers=94, heads=64, hidden=1536, dense=12288)
+
+
+def _qwen3_vl(text: dict[str, Any]) -> dict[str, Any]:
+    """Around the sizes of a text model; the head's tie stands outside the text part."""
+    text = text | {
+        "model_type": "qwen3_vl_moe_text",
+        "max_position_embeddings": 262144,
+        "rope_theta": 5e6,
+        "rope_scaling": {
+            "rope_type": "default",
+            "mrope_interleaved": True,
+            "mrope_section": [24, 20, 20],
+        },
+    }
+    for name in ("tie_word_embeddings", "sliding_window", "use_sliding_window"):
+        text.pop(name, None)
+    return {"model_type": "qwen3_vl_moe", "text_config": text, "tie_word_embeddings": False}
+
 
 _OLMOE = _config("olmoe", width=2048, layers=16, heads=16, kv_heads=16, vocab=50304, eps=1e-5) | {
     "num_experts": 64,
@@ -331,6 +350,12 @@ CHECKPOINTS = {
         _QWEN3_30B | _FP8, 30_532_122_624, block_fp8("BF16")(qwen3_moe), elements=30_533_947_392
     ),
     "Qwen3-235B-A22B": Published(_QWEN3_235B, 235_093_634_560, qwen3_moe),
+    "Qwen3-VL-30B-A3B": Published(
+        _qwen3_vl(_QWEN3_30B), 30_532_122_624, qwen3_vl_moe, elements=31_070_754_032
+    ),
+    "Qwen3-VL-235B-A22B": Published(
+        _qwen3_vl(_QWEN3_235B), 235_093_634_560, qwen3_vl_moe, elements=235_670_022_896
+    ),
     "DeepSeek-V2-Lite": Published(_V2_LITE, 15_706_484_224, deepseek),
     "DeepSeek-V2": Published(_V2, 235_741_434_880, deepseek),
     "DeepSeek-V3": Published(

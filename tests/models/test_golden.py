@@ -72,6 +72,7 @@ def assert_same_experts(block, routing, want, layer):
         ("qwen3_moe_dense", "loop"),
         ("qwen3_moe_dense", "reference"),
         ("qwen3_moe_60", "loop"),
+        ("qwen3_vl_moe", "loop"),
         ("deepseek_v2", "loop"),
         ("deepseek_v2_lite", "reference"),
         ("deepseek_v3", "loop"),
@@ -118,6 +119,8 @@ def test_dead_rows_change_nothing(case, backend):
         ("mixtral", "mixtral_old_config"),
         ("qwen3_moe", "qwen3_moe_fused"),
         ("qwen3_moe", "qwen3_moe_old_config"),
+        ("qwen3_vl_moe", "qwen3_vl_moe_fused"),
+        ("qwen3_vl_moe", "qwen3_vl_moe_old_config"),
         ("deepseek_v3", "deepseek_v3_old_config"),
     ],
 )
