@@ -19,7 +19,7 @@ def published():
     found = {}
     for case in CASES.values():
         raw = json.loads((GOLDEN / case["folder"] / "config.json").read_text())
-        raw = raw.get("text_config", raw)
+        raw = raw.get("text_config", raw) | {"model_type": raw["model_type"]}
         found.setdefault(raw["model_type"], raw)
     return found
 
