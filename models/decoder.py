@@ -15,6 +15,7 @@ from lynx_jax.models.moe import LayerRouting, SparseMoeBlock
 from lynx_jax.pallas_kernels.dense import linear
 from lynx_jax.policies import Policy, TopK
 from lynx_jax.routing import Phase
+from lynx_jax.teacher_forced import TeacherForced, pass_phase
 
 type Cache = tuple[LayerCache, ...]
 
@@ -45,11 +46,11 @@ class DecoderLayer(nnx.Module):
         live: Bool[Array, "rows tokens"],
         cache: LayerCache | None,
         *,
-        phase: Phase,
+        phase: Phase | TeacherForced,
         policy: Policy,
     ) -> tuple[Float[Array, "rows tokens width"], LayerCache, LayerRouting | None]:
         attended, cache = self.self_attn(
-            self.input_layernorm(x), positions, live, cache, phase=phase
+            self.input_layernorm(x), positions, live, cache, phase=pass_phase(phase)
         )
         x = x + attended
         normed = self.post_attention_layernorm(x)
@@ -110,7 +111,7 @@ class DecoderForCausalLM(nnx.Module):
         live: Bool[Array, "rows tokens"],
         cache: Cache | None,
         *,
-        phase: Phase,
+        phase: Phase | TeacherForced,
         policy: Policy,
     ) -> tuple[Float[Array, "rows tokens width"], Cache, tuple[LayerRouting, ...]]:
         """Hidden states after the final norm, the cache, and the routing of every MoE layer.
@@ -124,7 +125,8 @@ class DecoderForCausalLM(nnx.Module):
           positions: int32 place of each token in its sequence, from 0.
           live: False at padding and in rows that hold no running sequence.
           cache: None in prefill, else one ``LayerCache`` a layer.
-          phase: static; prefill or decode.
+          phase: static; prefill, decode, or teacher-forced decode, which takes and gives what
+            prefill does.
           policy: static; which experts of a decode batch survive.
         """
         x = self.embed_tokens(tokens)

@@ -15,6 +15,12 @@ from lynx_jax.pallas_kernels.expert_form import SWIGLU, ExpertForm, ExpertWeight
 from lynx_jax.policies import Policy
 from lynx_jax.routers import Router
 from lynx_jax.routing import Phase, Routing, route
+from lynx_jax.teacher_forced import (
+    StepRouting,
+    TeacherForced,
+    pass_phase,
+    route_teacher_forced,
+)
 
 
 @jax.tree_util.register_dataclass
@@ -25,10 +31,12 @@ class LayerRouting:
     Attributes:
       router_logits: float32 logits before choice.
       routing: the chosen experts, rows and tokens flattened into one axis.
+      steps: each column's own facts in teacher-forced decode, else None.
     """
 
     router_logits: Float[Array, "rows tokens experts"]
     routing: Routing
+    steps: StepRouting | None = None
 
 
 class Experts(nnx.Module):
@@ -146,21 +154,39 @@ class SparseMoeBlock(nnx.Module):
         x: Float[Array, "rows tokens width"],
         live: Bool[Array, "rows tokens"],
         *,
-        phase: Phase,
+        phase: Phase | TeacherForced,
         policy: Policy,
     ) -> tuple[Float[Array, "rows tokens width"], LayerRouting]:
         flat = x.reshape(-1, x.shape[-1])
         logits = self.gate(flat.astype(self.gate.weight.dtype), dtype=jnp.float32)
+        chosen = self._route(logits.reshape(*x.shape[:2], -1), live, phase, policy)
+        y = self.experts(flat, chosen.routing, phase=pass_phase(phase))
+        if self.shared_expert is not None:
+            y = y + self.shared_expert(flat)
+        return y.reshape(x.shape), chosen
+
+    def _route(
+        self, logits: Array, live: Array, phase: Phase | TeacherForced, policy: Policy
+    ) -> LayerRouting:
+        bias = None if self.selection_bias is None else self.selection_bias[...]
+        if isinstance(phase, TeacherForced):
+            routing, steps = route_teacher_forced(
+                logits,
+                live,
+                k=self.k,
+                router=self.router,
+                bias=bias,
+                policy=policy,
+                prompt_tokens=phase.prompt_tokens,
+            )
+            return LayerRouting(logits, routing, steps)
         routing = route(
-            logits,
+            logits.reshape(-1, logits.shape[-1]),
             live.reshape(-1),
             k=self.k,
             router=self.router,
-            bias=None if self.selection_bias is None else self.selection_bias[...],
+            bias=bias,
             policy=policy,
             phase=phase,
         )
-        y = self.experts(flat, routing, phase=phase)
-        if self.shared_expert is not None:
-            y = y + self.shared_expert(flat)
-        return y.reshape(x.shape), LayerRouting(logits.reshape(*x.shape[:2], -1), routing)
+        return LayerRouting(logits, routing)

@@ -1,0 +1,1 @@
+"""What a policy costs a model: quality lost against experts saved."""
