@@ -109,9 +109,8 @@ def test_neighbours_turn_together_and_the_norm_comes_after(norm):
         np.testing.assert_allclose(y, wanted, atol=2e-6)
 
 
-@pytest.mark.parametrize("backend", ["loop", "reference"])
-def test_a_remapped_row_is_scaled_by_its_new_experts_own_score(backend):
-    model = load("llama4_text", backend).model
+def test_a_remapped_row_is_scaled_by_its_new_experts_own_score():
+    model = load("llama4_text", "loop").model
     block = model.layers[1].mlp
     rng = np.random.default_rng(3)
     x = rng.standard_normal((12, 1, RAW["hidden_size"])).astype(np.float32)
