@@ -115,9 +115,15 @@ def write_checkpoint(
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 7]}))
     write_tokenizer(folder)
+    write_weights(folder, tensors, shards)
+    return folder
+
+
+def write_weights(folder: Path, tensors: dict[str, np.ndarray], shards: int = 0) -> None:
+    """Write the tensors; with ``shards``, names that follow one another lie in different files."""
     if not shards:
         save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-        return folder
+        return
     weight_map = {
         name: f"model-{index % shards + 1:05}-of-{shards:05}.safetensors"
         for index, name in enumerate(sorted(tensors))
@@ -127,7 +133,6 @@ def write_checkpoint(
         save_file(part, folder / file, {"format": "pt"})
     index = {"metadata": {}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    return folder
 
 
 def write_tokenizer(folder: Path) -> None:
