@@ -1,21 +1,22 @@
-"""How the experts of a layer are computed; chosen once, when a model is loaded."""
+"""How a layer's rows are routed and its experts computed; chosen once, when a model is loaded."""
 
 import logging
 from dataclasses import dataclass
 from typing import Protocol
 
 import jax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from lynx_jax.errors import InputError
 from lynx_jax.pallas_kernels.expert_ffn import (
-    combine_matrix,
     dense_over_active,
     expert_ffn_reference,
     grouped_by_expert,
 )
 from lynx_jax.pallas_kernels.expert_form import ExpertForm, ExpertWeights
-from lynx_jax.routing import Phase, Routing
+from lynx_jax.policies import Policy
+from lynx_jax.routers import Router
+from lynx_jax.routing import Phase, Routing, route
 
 BACKENDS = ("auto", "loop", "reference")
 
@@ -23,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class ExpertBackend(Protocol):
-    """Computes the weighted sum of each row's experts.
+    """Routes a layer's rows, and computes the weighted sum of each row's experts.
 
     Backends are hashable: a compiled program belongs to one.
     """
@@ -35,6 +36,19 @@ class ExpertBackend(Protocol):
     @property
     def split(self) -> bool:
         """Whether it takes the weights as a tuple of an array an expert, not as one stack."""
+
+    def route(
+        self,
+        logits: Float[Array, "rows experts"],
+        live: Bool[Array, " rows"],
+        *,
+        k: int,
+        router: Router,
+        bias: Float[Array, " experts"] | None = None,
+        policy: Policy,
+        phase: Phase,
+    ) -> Routing:
+        """Routes a layer's rows; arguments and result are those of ``lynx_jax.routing.route``."""
 
     def __call__(
         self,
@@ -63,6 +77,19 @@ class ReferenceBackend:
     name: str = "reference"
     split: bool = False
 
+    def route(
+        self,
+        logits: Array,
+        live: Array,
+        *,
+        k: int,
+        router: Router,
+        bias: Array | None = None,
+        policy: Policy,
+        phase: Phase,
+    ) -> Routing:
+        return route(logits, live, k=k, router=router, bias=bias, policy=policy, phase=phase)
+
     def __call__(
         self,
         x: Array,
@@ -73,8 +100,7 @@ class ReferenceBackend:
         phase: Phase,
     ) -> Array:
         del phase
-        combine = combine_matrix(routing.ids, routing.weights, routing.live, len(weights.gate_up))
-        return expert_ffn_reference(x, combine, weights, form)
+        return expert_ffn_reference(x, routing.combine_matrix(), weights, form)
 
 
 @dataclass(frozen=True)
@@ -94,6 +120,19 @@ class LoopBackend:
     split: bool = True
     dense_rows: int = 16
 
+    def route(
+        self,
+        logits: Array,
+        live: Array,
+        *,
+        k: int,
+        router: Router,
+        bias: Array | None = None,
+        policy: Policy,
+        phase: Phase,
+    ) -> Routing:
+        return route(logits, live, k=k, router=router, bias=bias, policy=policy, phase=phase)
+
     def __call__(
         self,
         x: Array,
@@ -106,7 +145,7 @@ class LoopBackend:
         del phase  # what counts is how many rows there are
         num_experts = len(weights.gate_up)
         if x.shape[0] <= self.dense_rows:
-            combine = combine_matrix(routing.ids, routing.weights, routing.live, num_experts)
+            combine = routing.combine_matrix()
             return dense_over_active(x, combine, routing.active, routing.num_active, weights, form)
         return grouped_by_expert(
             x,

@@ -115,9 +115,15 @@ class Router:
         self,
         weight: Float[Array, "rows experts"],
         ids: Int[Array, "rows k"],
-        top_ids: Int[Array, "rows k"],
+        top_sum: Float[Array, " rows"],
     ) -> Float[Array, "rows k"]:
-        """Combine weights of the final ``ids``, given the plain top-k's ``top_ids``."""
+        """Combine weights of the final ``ids``.
+
+        Args:
+          weight: weight scores of all experts.
+          ids: the experts that each row uses.
+          top_sum: sum of the weight scores of the k that plain top-k would have used.
+        """
         chosen = jnp.take_along_axis(weight, ids, axis=-1)
         if self.weights == "own":
             return chosen * self.scale
@@ -125,8 +131,7 @@ class Router:
         total = jnp.sum(chosen, axis=-1, keepdims=True) + 1e-20
         if self.weights == "renormalize":
             return chosen / total * self.scale
-        top = jnp.take_along_axis(weight, top_ids, axis=-1)
-        return chosen * (jnp.sum(top, axis=-1, keepdims=True) / total) * self.scale
+        return chosen * (top_sum[:, None] / total) * self.scale
 
     def _kept(self, ranked: Float[Array, "rows experts"]) -> Bool[Array, "rows experts"]:
         """Which experts lie in the row's best groups; the lower group wins a tie."""

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from lynx_jax.pallas_kernels.expert_ffn import combine_matrix
 from lynx_jax.pallas_kernels.remapping import compact, expert_union, remap
 from lynx_jax.pallas_kernels.topk import top_k
 from lynx_jax.policies import Policy, TopK
@@ -32,6 +33,7 @@ class Routing:
       active: int32 ids of the distinct experts that live rows use, ascending, padded with 0.
       num_active: int32, how many entries of ``active`` hold.
       num_active_topk: int32, how many experts plain top-k would have used on the same logits.
+      combine: float32 weight of every expert in every row where the routing was made with it.
     """
 
     ids: Int[Array, "rows k"]
@@ -40,6 +42,13 @@ class Routing:
     active: Int[Array, " experts"]
     num_active: Int[Array, ""]
     num_active_topk: Int[Array, ""]
+    combine: Float[Array, "rows experts"] | None = None
+
+    def combine_matrix(self) -> Float[Array, "rows experts"]:
+        """float32 weight of every expert in every row; 0 where not chosen or not live."""
+        if self.combine is not None:
+            return self.combine
+        return combine_matrix(self.ids, self.weights, self.live, self.active.shape[0])
 
 
 def route(
@@ -69,6 +78,7 @@ def route(
     logits = jnp.where(live[:, None], logits.astype(jnp.float32), 0.0)
     scores = router.scores(logits, bias)
     top_ids = ids = top_k(scores.choice, k)
+    top_sum = jnp.sum(jnp.take_along_axis(scores.weight, top_ids, axis=-1), axis=-1)
     top_used = used = expert_union(top_ids, live, num_experts)
     if phase is Phase.DECODE and not isinstance(policy, TopK):
         survivors = policy.survivors(scores, live, k)
@@ -78,7 +88,7 @@ def route(
     active, num_active = compact(used)
     return Routing(
         ids=ids,
-        weights=router.weigh(scores.weight, ids, top_ids),
+        weights=router.weigh(scores.weight, ids, top_sum),
         live=live,
         active=active,
         num_active=num_active,

@@ -14,7 +14,7 @@ from lynx_jax.models.layers import MLP, Linear
 from lynx_jax.pallas_kernels.expert_form import SWIGLU, ExpertForm, ExpertWeights
 from lynx_jax.policies import Policy
 from lynx_jax.routers import Router
-from lynx_jax.routing import Phase, Routing, route
+from lynx_jax.routing import Phase, Routing
 from lynx_jax.teacher_forced import (
     StepRouting,
     TeacherForced,
@@ -180,7 +180,7 @@ class SparseMoeBlock(nnx.Module):
                 prompt_tokens=phase.prompt_tokens,
             )
             return LayerRouting(logits, routing, steps)
-        routing = route(
+        routing = self.experts.backend.route(
             logits.reshape(-1, logits.shape[-1]),
             live.reshape(-1),
             k=self.k,

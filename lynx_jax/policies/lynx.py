@@ -88,14 +88,15 @@ class Lynx:
     ) -> Bool[Array, " experts"]:
         bins = affinity_binning(scores.confidence, self.alpha, self.beta)
         adaptive = adaptive_expert_scores(bins, live, self.beta)
-        return critical_set(adaptive, scores.choice, live, k, self._floor(k))
+        return critical_set(adaptive, scores.choice, live, k, self.floor_for(k))
 
     def validate(self, k: int, num_experts: int) -> None:
-        if self._floor(k) > k:
+        if self.floor_for(k) > k:
             raise InputError(
                 f"lynx: expected a floor of at most k={k}, the experts a token uses, "
                 f"got {self.floor}"
             )
 
-    def _floor(self, k: int) -> int:
+    def floor_for(self, k: int) -> int:
+        """The floor that holds for a router that uses k experts."""
         return min(1, k - 1) if self.floor is None else self.floor

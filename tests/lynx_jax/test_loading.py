@@ -19,7 +19,7 @@ from lynx_jax.convert.numerics import bits
 from lynx_jax.errors import InputError
 from lynx_jax.loading import LoadedModel, load, load_model, resolve
 from lynx_jax.pallas_kernels.expert_form import ExpertForm, ExpertWeights
-from lynx_jax.routing import Phase, Routing
+from lynx_jax.routing import Phase, Routing, route
 from tests.convert.checkpoints import (
     BFLOAT16,
     VOCAB,
@@ -97,6 +97,9 @@ class SplitBackend:
 
     name: str = "split"
     split: bool = True
+
+    def route(self, *arrays: jax.Array, **rules: Any) -> Routing:
+        return route(*arrays, **rules)
 
     def __call__(
         self,

@@ -1,0 +1,97 @@
+"""Routing by the fused GPU kernel, with the signature of ``lynx_jax.routing.route``."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from lynx_jax.pallas_kernels.fused_kernel import LARGEST_K, fused_routing
+from lynx_jax.pallas_kernels.routing_tiling import MOST_EXPERTS, MOST_ROWS
+from lynx_jax.pallas_kernels.selection import (
+    LynxSelection,
+    OEASelection,
+    Selection,
+    TopKSelection,
+    XShareSelection,
+)
+from lynx_jax.policies import OEA, Lynx, Policy, TopK, XShare
+from lynx_jax.routers import Router
+from lynx_jax.routing import Phase, Routing
+from lynx_jax.routing import route as route_in_jax
+
+
+def why_not(policy: Policy, k: int, num_experts: int) -> str | None:
+    """Why decode steps of such a layer are routed in plain JAX; None if the kernel routes them.
+
+    Batches above 64 rows are routed in plain JAX in any case: one thread block holds no more.
+    """
+    if num_experts > MOST_EXPERTS:
+        return f"the routing kernel holds {MOST_EXPERTS} experts, the layer has {num_experts}"
+    if k > LARGEST_K:
+        return f"the routing kernel chooses up to {LARGEST_K} experts a row, the layer uses {k}"
+    if _selection(policy, k) is None:
+        return f"the routing kernel has no mode for {policy}"
+    return None
+
+
+def route(
+    logits: Float[Array, "rows experts"],
+    live: Bool[Array, " rows"],
+    *,
+    k: int,
+    router: Router,
+    bias: Float[Array, " experts"] | None = None,
+    policy: Policy,
+    phase: Phase,
+    interpret: Any = False,
+) -> Routing:
+    """Choose k experts a row and weigh them: in decode by one kernel launch where ``why_not`` has
+    nothing against it and the batch is of at most 64 rows, else by ``lynx_jax.routing.route``.
+
+    Args:
+      interpret: ``plgpu.InterpretGPUParams`` to run the kernel on a CPU.
+    """
+    rows, num_experts = logits.shape
+    selection = _selection(policy, k)
+    if (
+        phase is Phase.PREFILL
+        or rows > MOST_ROWS
+        or why_not(policy, k, num_experts)
+        or selection is None
+    ):
+        return route_in_jax(logits, live, k=k, router=router, bias=bias, policy=policy, phase=phase)
+    if logits.dtype != jnp.bfloat16:
+        logits = logits.astype(jnp.float32)
+    routed = fused_routing(
+        logits,
+        live,
+        bias,
+        k=k,
+        router=router,
+        selection=selection,
+        min_rows=policy.min_rows,
+        interpret=interpret,
+    )
+    return Routing(
+        ids=routed.ids,
+        weights=jnp.take_along_axis(routed.combine, routed.ids, axis=-1),
+        live=live,
+        active=routed.active,
+        num_active=routed.num_active,
+        num_active_topk=routed.num_active_topk,
+        combine=routed.combine,
+    )
+
+
+def _selection(policy: Policy, k: int) -> Selection | None:
+    match policy:
+        case TopK():
+            return TopKSelection()
+        case Lynx(alpha=alpha, beta=beta):
+            return LynxSelection(alpha, beta, policy.floor_for(k))
+        case OEA(k0=k0):
+            return OEASelection(k0)
+        case XShare(budget=budget, k0=k0):
+            return XShareSelection(budget, k0)
+        case _:
+            return None

@@ -1,0 +1,76 @@
+"""How rows are laid out over the thread blocks of the routing kernels."""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from lynx_jax.pallas_kernels.row_tiles import LANES, ROWS
+
+MOST_ROWS, MOST_EXPERTS = 64, 256  # of a batch that one thread block routes
+
+
+@dataclass(frozen=True)
+class RowTiling:
+    """Rows of one thread block.
+
+    Attributes:
+      warpgroups: W, a power of two; each holds tiles of R = 4 rows.
+      tiles: tiles of a warpgroup.
+    """
+
+    warpgroups: int
+    tiles: int
+
+    @property
+    def rows(self) -> int:
+        return ROWS * self.warpgroups * self.tiles
+
+
+def one_block(rows: int, experts: int) -> RowTiling:
+    """A block that holds all rows.
+
+    A warp a row while there are warps enough: nothing else shortens the chain of dependent
+    reductions. 64 rows of 256 experts leave no shared memory for the tiles of 8 warpgroups.
+    """
+    most = 4 if rows * experts > 48 * 256 else 8
+    warpgroups = 1
+    while warpgroups < most and warpgroups * ROWS < rows:
+        warpgroups *= 2
+    return RowTiling(warpgroups, -(-rows // (warpgroups * ROWS)))
+
+
+BLOCK_OF_MANY = RowTiling(warpgroups=4, tiles=1)  # where rows are divided over blocks
+
+
+def padded_experts(experts: int) -> int:
+    """N as tiles hold it: a multiple of the lanes of a warp."""
+    return -(-experts // LANES) * LANES
+
+
+def pad_rows(x: Array, rows: int, fill: float = 0) -> Array:
+    """More rows, up to ``rows``, and experts up to a whole number of lanes."""
+    widths = [(0, rows - x.shape[0])]
+    if x.ndim == 2:
+        widths.append((0, padded_experts(x.shape[1]) - x.shape[1]))
+    return jnp.pad(x, widths, constant_values=fill) if any(b for _, b in widths) else x
+
+
+def pad_inputs(
+    logits: Float[Array, "rows experts"],
+    live: Bool[Array, " rows"],
+    bias: Float[Array, " experts"] | None,
+    rows: int,
+) -> list[Array]:
+    """Logits, live rows, and the bias if there is one, as the kernels take them."""
+    inputs = [pad_rows(logits, rows, -jnp.inf), pad_rows(live.astype(jnp.int32), rows)]
+    if bias is not None:
+        # Repeating the last value leaves the middle of the biases where it is.
+        extra = padded_experts(bias.shape[0]) - bias.shape[0]
+        inputs.append(jnp.pad(bias.astype(jnp.float32), (0, extra), mode="edge"))
+    return inputs
+
+
+def count_live(live: Bool[Array, " rows"]) -> Int[Array, " 1"]:
+    """How many rows are live; one computation for all layers of a step."""
+    return jnp.sum(live, dtype=jnp.int32).reshape(1)

@@ -1,0 +1,185 @@
+"""The fused routing kernel, interpreted on CPU, against routing in plain JAX."""
+
+import functools
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from lynx_jax.kernel_routing import route, why_not
+from lynx_jax.pallas_kernels import fused_kernel
+from lynx_jax.pallas_kernels.routing_tiling import RowTiling
+from lynx_jax.policies import OEA, Lynx, TopK, XShare
+from lynx_jax.routers import Router
+from lynx_jax.routing import Phase
+from lynx_jax.routing import route as route_in_jax
+
+RENORMALIZED = Router("softmax", "renormalize")
+SUM_KEPT = Router("softmax", "keep_sum")
+DEEPSEEK_V2 = Router("softmax", "keep_sum", 16.0, groups=8, kept_groups=3)
+DEEPSEEK_V3 = Router("sigmoid", "renormalize", 2.5, groups=4, kept_groups=2, group_score="top2")
+LLAMA_4 = Router("sigmoid", "own")
+
+
+@dataclass(frozen=True)
+class Case:
+    rows: int
+    experts: int
+    k: int
+    router: Router
+    policy: TopK | Lynx | OEA | XShare
+    biased: bool = False
+    dtype: str = "float32"
+
+
+CASES = [
+    Case(7, 60, 4, SUM_KEPT, Lynx(3.0, 4)),
+    Case(8, 128, 8, RENORMALIZED, Lynx(3.0, 2, floor=2), dtype="bfloat16"),
+    Case(3, 8, 2, RENORMALIZED, Lynx(0.7, 1, floor=0)),
+    Case(4, 64, 8, DEEPSEEK_V3, Lynx(3.0, 4), biased=True),
+    Case(5, 160, 6, DEEPSEEK_V2, Lynx(1.125, 2)),
+    Case(6, 16, 1, LLAMA_4, Lynx(1.0, 2)),
+    Case(1, 72, 3, RENORMALIZED, Lynx(2.0, 2, min_rows=1)),
+    Case(8, 64, 6, SUM_KEPT, TopK(), dtype="bfloat16"),
+    Case(5, 64, 8, DEEPSEEK_V3, OEA(2), biased=True),
+    Case(7, 16, 6, RENORMALIZED, OEA(1, min_rows=4)),
+    Case(7, 256, 8, LLAMA_4, XShare(24, k0=2)),
+    Case(4, 160, 6, DEEPSEEK_V2, XShare(12, k0=0)),
+]
+TWO_WARPGROUPS = RowTiling(warpgroups=2, tiles=2)
+pytestmark = pytest.mark.skipif(
+    (os.cpu_count() or 1) < 2, reason="the interpreter runs a warpgroup a thread of XLA's pool"
+)
+
+
+def draw(case: Case, seed: int, live_share: float, grid: float, padded: int):
+    """Logits with ties on a grid, experts at -inf at the end, and NaN in rows that are not live.
+
+    A live share of 0.5 stands for a single live row.
+    """
+    rng = np.random.default_rng(seed)
+    shape = case.rows, case.experts
+    logits = rng.normal(size=shape) + rng.normal(size=case.experts)
+    # What XShare sums up is rounded in another order, which would tell apart what should tie.
+    if grid and not isinstance(case.policy, XShare):
+        logits = np.round(logits / grid) * grid
+    logits[:, case.experts - padded :] = -np.inf
+    live = rng.random(case.rows) < live_share
+    if live_share == 0.5:
+        live = np.arange(case.rows) == seed % case.rows
+    logits[~live] = np.nan
+    bias = jnp.asarray(0.2 * rng.normal(size=case.experts), jnp.float32) if case.biased else None
+    return jnp.asarray(logits, case.dtype), jnp.asarray(live), bias
+
+
+@functools.cache
+def routed(case: Case, races: bool = False):
+    settings = {"k": case.k, "router": case.router, "policy": case.policy, "phase": Phase.DECODE}
+    interpret = plgpu.InterpretGPUParams(detect_races=races)
+    kernel = jax.jit(
+        lambda logits, live, bias: route(logits, live, bias=bias, interpret=interpret, **settings)
+    )
+    plain = jax.jit(lambda logits, live, bias: route_in_jax(logits, live, bias=bias, **settings))
+    return kernel, plain
+
+
+def assert_equal(got, want):
+    live = np.asarray(want.live)
+    np.testing.assert_array_equal(got.active, want.active)
+    assert int(got.num_active) == int(want.num_active)
+    assert int(got.num_active_topk) == int(want.num_active_topk)
+    np.testing.assert_array_equal(np.asarray(got.ids)[live], np.asarray(want.ids)[live])
+    weights = np.asarray(want.weights)[live]
+    np.testing.assert_allclose(np.asarray(got.weights)[live], weights, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(got.combine, want.combine_matrix(), rtol=1e-6, atol=1e-6)
+    assert not np.asarray(got.combine)[~live].any()
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    live_share=st.sampled_from([0.0, 0.5, 0.8, 1.0]),
+    grid=st.sampled_from([0.0, 0.25, 1.0]),
+    padded=st.sampled_from([0, 1]),
+)
+@example(seed=1, live_share=1.0, grid=1.0, padded=0)
+@example(seed=2, live_share=0.8, grid=0.25, padded=1)
+@settings(max_examples=1, deadline=None)
+def test_the_kernel_routes_as_plain_jax_does(case, seed, live_share, grid, padded):
+    kernel, plain = routed(case)
+    rows = draw(case, seed, live_share, grid, padded)
+    assert_equal(kernel(*rows), plain(*rows))
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[3], CASES[8], CASES[11]], ids=str)
+@pytest.mark.parametrize("live_share", [0.0, 0.5], ids=["none", "one"])
+def test_no_row_or_one_row_is_live(case, live_share):
+    kernel, plain = routed(case)
+    rows = draw(case, 0, live_share, 0.0, 0)
+    assert_equal(kernel(*rows), plain(*rows))
+
+
+LARGE = [
+    Case(15, 128, 8, RENORMALIZED, Lynx(3.0, 2)),
+    Case(16, 64, 8, DEEPSEEK_V3, XShare(20), biased=True),
+]
+
+
+@pytest.mark.parametrize("case", LARGE, ids=str)
+def test_many_tiles_a_warpgroup_without_races(case, monkeypatch, capsys):
+    monkeypatch.setattr(fused_kernel, "one_block", lambda rows, experts: TWO_WARPGROUPS)
+    kernel, plain = routed(case, races=True)
+    rows = draw(case, 0, 0.8, 0.25, 0)
+    want = plain(*rows)
+    assert int(want.num_active) < int(want.num_active_topk)
+    assert_equal(kernel(*rows), want)
+    assert "RACE DETECTED" not in capsys.readouterr().out
+
+
+def test_many_warpgroups():
+    """In a process of its own: XLA's pool has to be as large as a block has warpgroups."""
+    script = (
+        "from tests.lynx_jax.test_kernel_routing import *\n"
+        "case = Case(31, 60, 4, SUM_KEPT, Lynx(3.0, 4))\n"
+        "rows = draw(case, 0, 0.8, 0.25, 0)\n"
+        "kernel, plain = routed(case)\n"
+        "assert_equal(kernel(*rows), plain(*rows))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"NPROC": "12"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_the_kernel_has_no_mode_for_is_routed_in_plain_jax():
+    assert why_not(Lynx(3.0, 2), 8, 128) is None
+    assert why_not(TopK(), 8, 512) == "the routing kernel holds 256 experts, the layer has 512"
+    assert "up to 32 experts a row" in why_not(TopK(), 40, 128)
+    assert "no mode for <object" in why_not(object(), 8, 128)
+
+
+@pytest.mark.parametrize(
+    ("rows", "experts", "phase"),
+    [(65, 8, Phase.DECODE), (2, 264, Phase.DECODE), (2, 8, Phase.PREFILL)],
+)
+def test_beyond_the_kernel_no_kernel_is_launched(rows, experts, phase):
+    arguments = {"k": 2, "router": RENORMALIZED, "policy": TopK(), "phase": phase}
+    traced = jax.make_jaxpr(functools.partial(route, **arguments))(
+        jnp.zeros((rows, experts)), jnp.ones(rows, bool)
+    )
+    plain = jax.make_jaxpr(functools.partial(route_in_jax, **arguments))(
+        jnp.zeros((rows, experts)), jnp.ones(rows, bool)
+    )
+    assert str(traced) == str(plain)
