@@ -53,6 +53,7 @@ def test_policy_off_equals_the_reference_token_for_token(name: str) -> None:
         ("qwen3_moe", "lynx:alpha=0.5,beta=1"),
         ("qwen3_moe", "xshare:budget=4"),
         ("deepseek_v3", "lynx:alpha=0.5,beta=1"),
+        ("deepseek_v2_lite", "oea:k0=2"),
         ("gpt_oss", "xshare:budget=4"),
         ("llama4_text", "xshare:budget=3"),
     ],
@@ -87,8 +88,11 @@ def test_command_line_on_a_checkpoint(capsys: pytest.CaptureFixture[str]) -> Non
         "Hi",
     ]
     assert run([*argv, "--max-new-tokens", "4", "--compare", "--json", "--dtype", "float32"]) == 0
-    value = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr()
+    value = json.loads(printed.out)
     assert [len(value[side]["results"]) for side in ("off", "on")] == [2, 2]
+    keys_and_values = 2 * 4 * 2 * 10  # of four layers, two heads of 10 values
+    assert f"3 of 12 experts and {4 * keys_and_values} cache bytes a token" in printed.err
 
 
 @pytest.mark.parametrize(

@@ -39,3 +39,13 @@ def test_no_weight_is_copied_or_converted(rows, dtype):
     weight = jax.ShapeDtypeStruct((2048, 1024), dtype)
     compiled = jax.jit(linear).lower(x, weight).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 4 * rows * (1024 + 2048) + 2**14
+
+
+@pytest.mark.parametrize("rows", [1, 33])
+@pytest.mark.parametrize(("dtype", "exact"), [(jnp.float32, True), (jnp.bfloat16, False)])
+def test_a_gpu_is_told_not_to_round_float32_operands(dtype, exact, rows):
+    """Else it multiplies them in TF32, and a router in float32 would choose other experts."""
+    x, weight = jnp.zeros((rows, 16), dtype), jnp.zeros((8, 16), dtype)
+    lowered = jax.jit(linear).trace(x, weight).lower(lowering_platforms=("cuda",)).as_text()
+    assert lowered.count("dot_general") == 1
+    assert ("precision = [HIGHEST, HIGHEST]" in lowered) == exact
