@@ -8,11 +8,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
@@ -23,12 +19,14 @@ from tqdm import tqdm
 from lynx_jax.errors import InputError
 from lynx_jax.generation import Generator
 from lynx_jax.loading import load
-from lynx_jax.models.decoder import DecoderForCausalLM
 from lynx_jax.requests import SamplingParams
+from lynx_jax.scoring import Pair, decode_scorer, prefill_scorer
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-# Sequences are padded to a multiple of this, so that few programs are compiled.
-_LENGTH_STEP = 64
+_SCORINGS = {
+    "prefill": "one pass with plain top-k; no policy acts on it",
+    "decode": "teacher-forced decode from the context's last token on; the policy acts on it",
+}
 
 # What lm-eval asks to score: (context, continuation), and both as token ids.
 type Scored = tuple[tuple[str, str], list[int], list[int]]
@@ -38,12 +36,14 @@ type Scored = tuple[tuple[str, str], list[int], list[int]]
 class LynxJaxLM(TemplateLM):  # type: ignore[misc]
     """A checkpoint under a policy.
 
-    Log-likelihoods are those of one pass with plain top-k routing, as prefill computes them: a
-    policy acts in decode only. ``get_model_info`` says so in the results.
+    Log-likelihoods are by default those of one pass with plain top-k routing, as prefill computes
+    them, since a policy acts in decode only. ``get_model_info`` says in the results which they are.
 
     Args:
       path: a checkpoint's folder, or ``demo``.
       policy: as ``--policy`` of ``lynx_jax.generate``; acts in generation.
+      scoring: ``prefill``, or ``decode``: log-likelihoods under the policy, as if the texts of a
+        batch were decoded together from their contexts' last tokens on.
       backend: how experts are computed.
       dtype: see ``lynx_jax.load``.
       batch_size: texts that decode, or are scored, together.
@@ -59,6 +59,7 @@ class LynxJaxLM(TemplateLM):  # type: ignore[misc]
         self,
         path: str,
         policy: str = "lynx",
+        scoring: str = "prefill",
         backend: str = "auto",
         dtype: str | None = None,
         batch_size: int | str = 16,
@@ -73,6 +74,15 @@ class LynxJaxLM(TemplateLM):  # type: ignore[misc]
         self._loaded = load(path, backend=backend, dtype=dtype)
         self._batch_size = int(batch_size)
         self._generator = Generator(self._loaded, policy=policy, max_batch=self._batch_size)
+        if scoring not in _SCORINGS:
+            raise InputError(f"expected scoring of {' or '.join(_SCORINGS)}, got {scoring!r}")
+        self._scoring = scoring
+        model = self._loaded.model
+        self._score = (
+            prefill_scorer(model)
+            if scoring == "prefill"
+            else decode_scorer(model, self._generator.policy)
+        )
         self._seed = int(seed)
         self._max_gen_toks = int(max_gen_toks)
 
@@ -118,7 +128,7 @@ class LynxJaxLM(TemplateLM):  # type: ignore[misc]
             "lynx_jax_policy": str(self._generator.policy),
             "lynx_jax_batch_size": self._batch_size,
             "lynx_jax_seed": self._seed,
-            "lynx_jax_loglikelihood": "one pass with plain top-k; no policy acts on it",
+            "lynx_jax_loglikelihood": _SCORINGS[self._scoring],
         }
 
     def tok_encode(
@@ -184,33 +194,27 @@ class LynxJaxLM(TemplateLM):  # type: ignore[misc]
         self, requests: Sequence[Scored], disable_tqdm: bool = False, **kwargs: Any
     ) -> list[tuple[float, bool]]:
         """Log-likelihood of each continuation, and whether greedy decoding gives it."""
-        sequences = [(*ids[0], *ids[1])[-self.max_length :] for _, *ids in requests]
+        pairs = [self._fitting(context, continuation) for _, context, continuation in requests]
         found: list[tuple[float, bool]] = [(0.0, True)] * len(requests)
-        order = sorted(range(len(requests)), key=lambda i: -len(sequences[i]))
+        order = np.random.default_rng(self._seed).permutation(len(requests)).tolist()
+        if self._scoring == "prefill":  # batch mates do not matter: little padding, then
+            order.sort(key=lambda i: -len(pairs[i][0]) - len(pairs[i][1]))
         with tqdm(total=len(requests), desc="scoring", disable=disable_tqdm) as bar:
             for start in range(0, len(order), self._batch_size):
                 batch = order[start : start + self._batch_size]
-                ids, live = self._padded([sequences[i] for i in batch])
-                scores, greedy = map(np.asarray, _score(self._loaded.model, ids, live))
-                for row, i in enumerate(batch):
-                    end = len(sequences[i]) - 1
-                    part = slice(end - len(requests[i][2]), end)
-                    total = float(scores[row, part].sum(dtype=np.float64))
-                    found[i] = (total, bool(greedy[row, part].all()))
-                    self.cache_hook.add_partial("loglikelihood", requests[i][0], found[i])
+                scores = self._score([pairs[i] for i in batch], self._batch_size)
+                for i, score in zip(batch, scores, strict=True):
+                    found[i] = score
+                    self.cache_hook.add_partial("loglikelihood", requests[i][0], score)
                 bar.update(len(batch))
         return found
 
-    def _padded(self, sequences: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-        """Ids [batch_size, tokens] with what is live of them, in one of few shapes."""
-        longest = max(map(len, sequences))
-        width = min(-(-longest // _LENGTH_STEP) * _LENGTH_STEP, self.max_length)
-        ids = np.zeros((self._batch_size, width), np.int32)
-        live = np.zeros(ids.shape, bool)
-        for row, sequence in enumerate(sequences):
-            ids[row, : len(sequence)] = sequence
-            live[row, : len(sequence)] = True
-        return ids, live
+    def _fitting(self, context: list[int], continuation: list[int]) -> Pair:
+        """A pair without the beginning that the model's context has no room for."""
+        room = self.max_length - len(continuation)
+        if room < 1:
+            return continuation[-self.max_length :][:1], continuation[1 - self.max_length :]
+        return context[-room:], continuation
 
     def _prompt(self, text: str, room: int) -> list[int]:
         """The end of a context that leaves room for the text; the opening token where empty."""
@@ -235,14 +239,3 @@ class LynxJaxLM(TemplateLM):  # type: ignore[misc]
             return SamplingParams(seed=self._seed)
         given = {name: options[name] for name in _SAMPLING if options.get(name) is not None}
         return dataclasses.replace(SamplingParams(seed=self._seed), **given)
-
-
-@nnx.jit
-def _score(
-    model: DecoderForCausalLM, ids: Int[Array, "rows tokens"], live: Bool[Array, "rows tokens"]
-) -> tuple[Float[Array, "rows tokens-1"], Bool[Array, "rows tokens-1"]]:
-    """Log-probability of each token but the first, and whether it is the likeliest one."""
-    logits = model(ids, live=live)[:, :-1]
-    following = ids[:, 1:, None]
-    scores = jnp.take_along_axis(jax.nn.log_softmax(logits), following, axis=-1)[..., 0]
-    return scores, jnp.argmax(logits, axis=-1) == following[..., 0]

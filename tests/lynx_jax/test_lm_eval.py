@@ -201,6 +201,15 @@ def test_impossible_options(model, options, message):
         model.generate_until(requests("generate_until", [("a", options)]), True)
 
 
+def test_scoring_by_decode_is_said():
+    model = LynxJaxLM("demo", policy="off", scoring="decode", backend="reference", batch_size=2)
+    (found,) = model.loglikelihood(requests("loglikelihood", [("2 * 3 =", " 6")]), True)
+    assert found[0] > -5
+    assert "the policy acts on it" in model.get_model_info()["lynx_jax_loglikelihood"]
+    with pytest.raises(InputError, match="scoring of prefill or decode, got 'x'"):
+        LynxJaxLM("demo", scoring="x", backend="reference")
+
+
 def test_bad_arguments_end_with_one_line(tasks):
     ran = subprocess.run(
         [
