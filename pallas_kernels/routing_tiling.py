@@ -31,9 +31,9 @@ def one_block(rows: int, experts: int) -> RowTiling:
     """A block that holds all rows.
 
     A warp a row while there are warps enough: nothing else shortens the chain of dependent
-    reductions. 64 rows of 256 experts leave no shared memory for the tiles of 8 warpgroups.
+    reductions. 8 warpgroups leave 64 registers a thread, too few for rows of more than 128 experts.
     """
-    most = 4 if rows * experts > 48 * 256 else 8
+    most = 8 if experts <= 128 else 4
     warpgroups = 1
     while warpgroups < most and warpgroups * ROWS < rows:
         warpgroups *= 2

@@ -1,4 +1,4 @@
-"""Compile whole decode steps for an H200 on a machine without a GPU.
+"""Compile kernels and whole decode steps for an H200 on a machine without a GPU.
 
     pip install -e '.[compile]' && python scripts/compile_check.py
 
@@ -17,6 +17,7 @@ h200.prepare()
 
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
+from compile_recipe.routing_cases import routing_cases  # noqa: E402
 from flax import nnx  # noqa: E402
 
 from lynx_jax.backends import LoopBackend  # noqa: E402
@@ -91,13 +92,33 @@ def check(rows: list[int], policies: list[str]) -> Iterator[str]:
                     yield f"{where}: temporaries as large as the experts of a layer"
 
 
+def check_routing(rows: list[int], modes: list[str]) -> Iterator[str]:
+    """Compiles the routing kernel, prints a line each case, and yields what is wrong."""
+    for name, route, shapes in routing_cases(rows, modes):
+        compiled = h200.compile_for_h200(route, *shapes)
+        (kernel,) = compiled.kernels
+        print(
+            f"{name}: {kernel.registers} registers, {kernel.spill_bytes} bytes spilled, "
+            f"{kernel.shared_bytes} bytes of shared memory",
+            flush=True,
+        )
+        if kernel.spill_bytes:
+            yield f"{name}: registers are spilled"
+        if kernel.unsigned_maxima:
+            yield f"{name}: takes maxima of unsigned integers"
+
+
 def main() -> int:
-    """Command line; 1 if a step holds too large temporaries."""
+    """Command line; 1 if a kernel spills or a step holds too large temporaries."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rows", type=int, nargs="+", default=[16], help="batch sizes")
     parser.add_argument("--policies", nargs="+", default=["off", "lynx"])
+    parser.add_argument(
+        "--routing", type=int, nargs="*", default=[16], help="batch sizes for the routing kernel"
+    )
     options = parser.parse_args()
     problems = list(check(options.rows, options.policies))
+    problems += check_routing(options.routing, options.policies)
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     return 1 if problems else 0

@@ -68,12 +68,15 @@ class Kernel:
       registers: a thread.
       spill_bytes: stores and loads of spilled registers, and the stack frame; a thread.
       shared_bytes: dynamic shared memory of a block.
+      unsigned_maxima: instructions that take the larger of unsigned integers. Mosaic GPU takes
+        some signed arrays for unsigned ones, which interpretation does not show.
     """
 
     name: str
     registers: int
     spill_bytes: int
     shared_bytes: int
+    unsigned_maxima: int
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ def prepare() -> None:
         raise SystemExit("no CUDA plugin of XLA here: pip install 'lynx-jax[compile]'")
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
-    os.environ["MOSAIC_GPU_DUMP_PTXAS"] = "1"
+    os.environ["MOSAIC_GPU_DUMP_PTXAS"] = os.environ["MOSAIC_GPU_DUMP_PTX"] = "1"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if shutil.which("ptxas") is None:
         os.environ["PATH"] += f"{os.pathsep}{_packaged_ptxas()}"
@@ -169,12 +172,16 @@ def _stderr_to(path: Path) -> Iterator[None]:
 def _kernels(folder: Path) -> tuple[Kernel, ...]:
     """The kernels whose stages Mosaic GPU has written to a folder."""
     return tuple(
-        _kernel(ptxas.read_text(), ptxas.with_suffix(".resources.txt").read_text())
+        _kernel(
+            ptxas.read_text(),
+            ptxas.with_suffix(".resources.txt").read_text(),
+            ptxas.with_suffix(".ptx").read_text(),
+        )
         for ptxas in sorted(folder.glob("*.ptxas"))
     )
 
 
-def _kernel(ptxas: str, resources: str) -> Kernel:
+def _kernel(ptxas: str, resources: str, ptx: str) -> Kernel:
     stack, stores, loads = map(
         int,
         _find(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", ptxas),
@@ -182,7 +189,8 @@ def _kernel(ptxas: str, resources: str) -> Kernel:
     (name,) = _find(r"entry function '(\w+?)_mosaic_gpu_kernel'", ptxas)
     (registers,) = _find(r"Used (\d+) registers", ptxas)
     (shared,) = _find(r"smem_scratch_bytes=(\d+)", resources)
-    return Kernel(name, int(registers), stack + stores + loads, int(shared))
+    unsigned = len(re.findall(r"\bmax\.u32\b", ptx))
+    return Kernel(name, int(registers), stack + stores + loads, int(shared), unsigned)
 
 
 def _find(pattern: str, text: str) -> tuple[str, ...]:

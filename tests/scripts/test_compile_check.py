@@ -26,6 +26,17 @@ for copied in (False, True):
 """
 
 
+ROUTING = """
+from compile_recipe import h200
+h200.prepare()
+from compile_recipe.routing_cases import routing_cases
+for name, route, shapes in routing_cases([32], ["lynx"]):
+    if any(family in name for family in ("Qwen3", "DeepSeek-V3", "Scout")):
+        (kernel,) = h200.compile_for_h200(route, *shapes).kernels
+        print(kernel.spill_bytes, kernel.unsigned_maxima)
+"""
+
+
 def run(*command: str) -> str:
     done = subprocess.run(
         [sys.executable, *command], cwd=SCRIPTS, capture_output=True, text=True, check=False
@@ -42,8 +53,13 @@ def test_a_copy_of_weights_shows_in_the_temporaries() -> None:
 
 
 def test_decode_steps_compile_without_copies() -> None:
-    lines = run("compile_check.py", "--rows", "4", "--policies", "lynx").splitlines()
+    lines = run("compile_check.py", "--rows", "4", "--policies", "lynx", "--routing").splitlines()
     assert [line.partition(":")[0] for line in lines] == [
         "demo, B=4, lynx",
         "Qwen3-30B-A3B, 2 layers, B=4, lynx",
     ]
+
+
+def test_the_routing_kernel_spills_nothing() -> None:
+    lines = run("-c", ROUTING).splitlines()
+    assert lines == ["0 0", "0 0", "0 0"]
