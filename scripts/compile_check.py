@@ -116,9 +116,10 @@ def main() -> int:
     parser.add_argument(
         "--routing", type=int, nargs="*", default=[16], help="batch sizes for the routing kernel"
     )
+    parser.add_argument("--modes", nargs="+", default=["lynx"], help="the routing kernel's modes")
     options = parser.parse_args()
     problems = list(check(options.rows, options.policies))
-    problems += check_routing(options.routing, options.policies)
+    problems += check_routing(options.routing, options.modes)
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     return 1 if problems else 0
