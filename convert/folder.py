@@ -9,7 +9,7 @@ import numpy as np
 from lynx_jax.convert.converted import ConvertedReader, is_converted
 from lynx_jax.convert.hugging_face import HuggingFaceReader
 from lynx_jax.convert.quantization import read_packing
-from lynx_jax.convert.reader import CheckpointReader, TensorInfo, canonical_parameters
+from lynx_jax.convert.reader import CheckpointReader, TensorInfo, abstract_model, parameters_of
 from lynx_jax.convert.workspace import SUFFIX
 from lynx_jax.errors import InputError
 from lynx_jax.files import read_json
@@ -53,7 +53,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     raw = read_config(folder)
     family = get_family(raw["model_type"])
     config = family.config_class.from_dict(raw)
-    parameters = canonical_parameters(family, config)
+    parameters = parameters_of(abstract_model(family, config))
     shapes = {path: parameter.shape for path, parameter in parameters.items()}
     reader: CheckpointReader
     if is_converted(folder):

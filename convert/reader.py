@@ -12,6 +12,7 @@ from flax import nnx
 from lynx_jax.backends import ReferenceBackend
 from lynx_jax.models import Family
 from lynx_jax.models.config import DecoderConfig
+from lynx_jax.models.decoder import DecoderForCausalLM
 
 
 @dataclass(frozen=True)
@@ -74,12 +75,16 @@ class Parameter(NamedTuple):
     dtype: np.dtype
 
 
-def canonical_parameters(family: Family, config: DecoderConfig) -> dict[str, Parameter]:
-    """Path, shape and dtype of every parameter of a bfloat16 model; computes nothing."""
-    backend = ReferenceBackend()  # keeps experts stacked
-    model = nnx.eval_shape(
+def abstract_model(family: Family, config: DecoderConfig) -> DecoderForCausalLM:
+    """A bfloat16 model with shapes instead of arrays, experts stacked; computes nothing."""
+    backend = ReferenceBackend()
+    return nnx.eval_shape(
         lambda: family.model_class(config, backend=backend, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
     )
+
+
+def parameters_of(model: DecoderForCausalLM) -> dict[str, Parameter]:
+    """Path, shape and dtype of every parameter."""
     flat = nnx.to_flat_state(nnx.state(model))
     return {dotted(path): Parameter(tuple(p.shape), p.dtype) for path, p in flat}
 

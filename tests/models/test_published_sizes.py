@@ -9,12 +9,15 @@ import pytest
 
 from lynx_jax.convert.plan import match
 from lynx_jax.convert.quantization import read_packing
-from lynx_jax.convert.reader import canonical_parameters
+from lynx_jax.convert.reader import abstract_model, parameters_of
 from lynx_jax.convert.safetensors_file import StoredTensor
 from lynx_jax.errors import InputError
 from lynx_jax.models import get_family
 from tests.models.published import count_elements
 from tests.models.published_checkpoints import CHECKPOINTS
+from tests.models.tables import size_row
+
+DOCS = Path(__file__).parents[2] / "docs" / "models.md"
 
 
 def is_covered(name):
@@ -28,12 +31,16 @@ COVERED = list(filter(is_covered, CHECKPOINTS))
 
 
 @functools.cache
-def shapes_of(name):
-    """Path and shape of every parameter of the model that a published config describes."""
+def model_of(name):
+    """The model that a published config describes, without arrays."""
     raw = CHECKPOINTS[name].config
     family = get_family(raw["model_type"])
-    found = canonical_parameters(family, family.config_class.from_dict(raw))
-    return {path: parameter.shape for path, parameter in found.items()}
+    return abstract_model(family, family.config_class.from_dict(raw))
+
+
+def shapes_of(name):
+    """Path and shape of every parameter."""
+    return {path: parameter.shape for path, parameter in parameters_of(model_of(name)).items()}
 
 
 def stored(name):
@@ -65,6 +72,11 @@ def test_every_published_tensor_has_its_place(name):
     assert count_elements(listed) == (published.elements or published.parameters)
     assert published.tensors in (None, len(tensors))
     assert place(name, tensors).keys() == shapes_of(name).keys()
+
+
+@pytest.mark.parametrize("name", [name for name in COVERED if not name.endswith("-FP8")])
+def test_the_docs_state_the_size(name):
+    assert size_row(name, model_of(name)) in DOCS.read_text().splitlines()
 
 
 def test_a_tensor_too_few_or_too_many_is_found():
