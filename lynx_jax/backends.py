@@ -1,24 +1,29 @@
 """How a layer's rows are routed and its experts computed; chosen once, when a model is loaded."""
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import jax
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from lynx_jax.errors import InputError
+from lynx_jax.mosaic_backend import MosaicBackend, RaggedBackend, installed_ragged_dot
 from lynx_jax.pallas_kernels.expert_ffn import (
     dense_over_active,
     expert_ffn_reference,
     grouped_by_expert,
 )
 from lynx_jax.pallas_kernels.expert_form import ExpertForm, ExpertWeights
+from lynx_jax.pallas_kernels.expert_limits import device_refusal, layer_refusal
+from lynx_jax.pallas_kernels.expert_tiles import device_family
 from lynx_jax.policies import Policy
 from lynx_jax.routers import Router
 from lynx_jax.routing import Phase, Routing, route
 
-BACKENDS = ("auto", "loop", "reference")
+BACKENDS = ("auto", "loop", "mosaic", "reference")
 
 _log = logging.getLogger(__name__)
 
@@ -167,25 +172,74 @@ def _block(pairs: int, num_experts: int) -> int:
     return 8 if pairs <= 8 * num_experts else 32
 
 
-def get_backend(name: str) -> ExpertBackend:
+class ExpertSizes(NamedTuple):
+    """The experts of a layer, as far as the choice of a backend depends on them.
+
+    Attributes:
+      width: D.
+      hidden: F.
+      dtype: of their weights.
+    """
+
+    width: int
+    hidden: int
+    dtype: DTypeLike
+
+
+def get_backend(name: str, experts: Iterable[ExpertSizes] = ()) -> ExpertBackend:
     """The backend of a name; which one and why is logged.
 
     Args:
-      name: ``"auto"``, ``"loop"`` or ``"reference"``.
+      name: ``"auto"``, ``"loop"``, ``"mosaic"`` or ``"reference"``. ``"auto"`` is ``"mosaic"``
+        where the device and all of ``experts`` are such that its kernels take them, else
+        ``"loop"``.
+      experts: those of the model's layers.
 
     Raises:
-      InputError: there is no backend of this name.
+      InputError: there is no backend of this name, or ``"mosaic"`` does not take the device or the
+        experts; one line that says what, and what works instead.
     """
-    device = jax.default_backend()
+    device = jax.devices()[0]
     match name:
         case "reference":
             backend: ExpertBackend = ReferenceBackend()
             reason = "asked for"
-        case "loop" | "auto":
-            backend = LoopBackend(split=device == "cpu")
-            reason = "asked for" if name == "loop" else f"the fastest there is for {device}"
+        case "loop":
+            backend, reason = _loop(device), "asked for"
+        case "mosaic":
+            refusal = _mosaic_refusal(device, experts)
+            if refusal is not None:
+                raise InputError(
+                    f"expert backend mosaic: {refusal}; --backend loop takes any device, dtype and "
+                    "shape"
+                )
+            backend, reason = _mosaic(device), "asked for"
+        case "auto":
+            refusal = _mosaic_refusal(device, experts)
+            if refusal is None:
+                backend, reason = _mosaic(device), "its kernels take this device and these experts"
+            else:
+                backend, reason = _loop(device), f"not mosaic: {refusal}"
         case _:
             known = ", ".join(BACKENDS)
             raise InputError(f"unknown expert backend {name!r}: expected one of {known}")
     _log.info("expert backend: %s (%s)", backend.name, reason)
     return backend
+
+
+def _mosaic_refusal(device: jax.Device, experts: Iterable[ExpertSizes]) -> str | None:
+    capability = str(getattr(device, "compute_capability", ""))
+    refusals = [device_refusal(device.platform, device.device_kind, capability)]
+    refusals += [layer_refusal(*sizes) for sizes in experts]
+    return next((refusal for refusal in refusals if refusal is not None), None)
+
+
+def _loop(device: jax.Device) -> LoopBackend:
+    return LoopBackend(split=device.platform == "cpu")
+
+
+def _mosaic(device: jax.Device) -> MosaicBackend:
+    ragged_dot = installed_ragged_dot()
+    many = _loop(device) if ragged_dot is None else RaggedBackend(ragged_dot)
+    _log.info("experts of prefill and of more than 64 rows: %s", many.name)
+    return MosaicBackend(device_family(device.device_kind), many)

@@ -133,7 +133,7 @@ def _add_execution(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--backend",
-        choices=("auto", "loop", "reference"),
+        choices=("auto", "loop", "mosaic", "reference"),
         default="auto",
         help="how experts are computed in decode (default: auto)",
     )

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from lynx_jax.backends import ExpertBackend, get_backend
+from lynx_jax.backends import ExpertBackend, ExpertSizes, get_backend
 from lynx_jax.convert.folder import Checkpoint, open_checkpoint, read_config
 from lynx_jax.convert.numerics import parse_dtype
 from lynx_jax.convert.reader import dotted
@@ -53,7 +53,7 @@ def load(path: str | Path, *, backend: str = "auto", dtype: str | None = None) -
     Args:
       path: a Hugging Face folder of safetensors, a converted folder, or ``"demo"`` for the model
         that comes with the package.
-      backend: how experts are computed: ``"auto"``, ``"loop"`` or ``"reference"``.
+      backend: how experts are computed: ``"auto"``, ``"loop"``, ``"mosaic"`` or ``"reference"``.
       dtype: ``"float32"``, ``"bfloat16"`` or ``"float16"`` for all weights; None keeps each one's.
         Either way a router is in float32 where its family keeps it so.
 
@@ -64,8 +64,10 @@ def load(path: str | Path, *, backend: str = "auto", dtype: str | None = None) -
     raw = read_config(folder)
     tokenizer = Tokenizer.from_folder(folder)
     eos_token_ids = _eos_token_ids(folder, raw) | tokenizer.eos_token_ids
-    chosen = get_backend(backend)
-    model = load_model(folder, backend=chosen, dtype=dtype)
+    checkpoint = open_checkpoint(folder)
+    target = _target(dtype)
+    chosen = get_backend(backend, _experts(checkpoint, target))
+    model = _model(checkpoint, chosen, target, None)
     return LoadedModel(model, model.config, tokenizer, eos_token_ids, folder, chosen.name)
 
 
@@ -90,8 +92,28 @@ def load_model(
     Raises:
       InputError: something is missing, damaged or not supported; one line that names it.
     """
-    checkpoint = open_checkpoint(resolve(path))
-    target = None if dtype is None else parse_dtype(dtype)
+    return _model(open_checkpoint(resolve(path)), backend, _target(dtype), sharding)
+
+
+def _target(dtype: str | None) -> np.dtype | None:
+    return None if dtype is None else parse_dtype(dtype)
+
+
+def _experts(checkpoint: Checkpoint, target: np.dtype | None) -> set[ExpertSizes]:
+    """Sizes of the layers' experts and their dtype once loaded."""
+    return {
+        ExpertSizes(info.shape[1], info.shape[2], checkpoint.dtype_of(info, target))
+        for info in checkpoint.reader.tensors
+        if info.path.endswith(".experts.down_proj")
+    }
+
+
+def _model(
+    checkpoint: Checkpoint,
+    backend: ExpertBackend,
+    target: np.dtype | None,
+    sharding: ShardingOf | None,
+) -> DecoderForCausalLM:
     compute = target if target is not None else _main_dtype(checkpoint)
     model = nnx.eval_shape(
         lambda: checkpoint.family.model_class(

@@ -42,8 +42,9 @@ def down(
       tiles: sizes that fit D and F.
       interpret: ``plgpu.InterpretGPUParams`` to run on CPU.
     """
-    rows, width = hidden.shape[1], weight.shape[1]
-    splits = tiles.down_splits(width)
+    slots, rows, inputs = hidden.shape
+    width = weight.shape[1]
+    splits = tiles.down_splits(slots, width, inputs)
     out_type = jax.ShapeDtypeStruct((splits, width, rows), jnp.float32)  # type: ignore[no-untyped-call]
     parts = plgpu.kernel(
         functools.partial(down_kernel, tiles=tiles, splits=splits),

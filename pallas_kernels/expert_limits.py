@@ -3,7 +3,6 @@
 Each function returns None, or one line that says what was expected and what came.
 """
 
-import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
@@ -12,16 +11,17 @@ from lynx_jax.pallas_kernels.expert_tiles import FEATURES
 MAX_ROWS = 64
 
 
-def device_refusal(device: jax.Device) -> str | None:
+def device_refusal(platform: str, kind: str, capability: str) -> str | None:
     """Why the kernels do not run on a device; they multiply by ``wgmma``, which Hopper alone has.
 
     Args:
-      device: any device of JAX.
+      platform: of the device, as JAX names it.
+      kind: of the device.
+      capability: for CUDA, such as ``"9.0"``; empty where there is none.
     """
-    capability = str(getattr(device, "compute_capability", ""))
-    if device.platform == "gpu" and capability.startswith("9."):
+    if platform == "gpu" and capability.startswith("9."):
         return None
-    found = f"{device.device_kind} (capability {capability})" if capability else device.device_kind
+    found = f"{kind} (capability {capability})" if capability else kind
     return f"expected a GPU of compute capability 9.x (H100, H200), got {found}"
 
 

@@ -57,9 +57,10 @@ class ExpertTiles:
         parts = -(-self.gate_up_blocks // (slots * (hidden // FEATURES)))
         return min(parts, width // self.gate_up_block)
 
-    def down_splits(self, width: int) -> int:
+    def down_splits(self, slots: int, width: int, hidden: int) -> int:
         """Into how many parts the sum over active experts and F is split."""
-        return -(-self.down_blocks // (width // self.down_rows))
+        parts = -(-self.down_blocks // (width // self.down_rows))
+        return min(parts, slots * (hidden // self.down_block))
 
     def shared_bytes(self, rows: int) -> tuple[int, int]:
         """Shared memory of a gate/up block and of a down block, for a multiple of 8 rows."""

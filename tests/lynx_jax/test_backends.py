@@ -78,5 +78,5 @@ def test_backend_by_name_is_logged_with_the_reason(name, expected, caplog):
 
 
 def test_unknown_backend_lists_the_known():
-    with pytest.raises(InputError, match=r"'mosiac'.*auto, loop, reference"):
+    with pytest.raises(InputError, match=r"'mosiac'.*auto, loop, mosaic, reference"):
         get_backend("mosiac")

@@ -1,0 +1,130 @@
+"""Routing and experts by Mosaic GPU kernels in decode; grouped matrix products for many rows."""
+
+import functools
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jaxtyping import Array
+
+from lynx_jax import kernel_routing
+from lynx_jax.pallas_kernels.expert_form import ExpertForm, ExpertWeights
+from lynx_jax.pallas_kernels.expert_kernels import expert_ffn
+from lynx_jax.pallas_kernels.expert_limits import MAX_ROWS
+from lynx_jax.pallas_kernels.expert_tiles import TileKey, expert_tiles
+from lynx_jax.pallas_kernels.ragged import RaggedDot, ragged_by_expert
+from lynx_jax.policies import Policy
+from lynx_jax.routers import Router
+from lynx_jax.routing import Phase, Routing, route
+
+
+@dataclass(frozen=True)
+class MosaicBackend:
+    """The expert kernels for decode batches of up to 64 rows, on Hopper GPUs.
+
+    Attributes:
+      device: family, by which tile sizes are looked up.
+      many: the backend of prefill and of larger batches.
+      split: whether it takes an array an expert; kernels take stacks.
+    """
+
+    device: str
+    many: Callable[..., Array]
+    name: str = "mosaic"
+    split: bool = False
+
+    def route(
+        self,
+        logits: Array,
+        live: Array,
+        *,
+        k: int,
+        router: Router,
+        bias: Array | None = None,
+        policy: Policy,
+        phase: Phase,
+    ) -> Routing:
+        return kernel_routing.route(
+            logits, live, k=k, router=router, bias=bias, policy=policy, phase=phase
+        )
+
+    def __call__(
+        self,
+        x: Array,
+        routing: Routing,
+        weights: ExpertWeights,
+        *,
+        form: ExpertForm,
+        phase: Phase,
+    ) -> Array:
+        rows, (num_experts, width, hidden) = x.shape[0], weights.down.shape  # type: ignore[union-attr]
+        if phase is Phase.PREFILL or rows > MAX_ROWS:
+            return self.many(x, routing, weights, form=form, phase=phase)
+        key = TileKey(self.device, str(x.dtype), num_experts, width, hidden, rows=-(-rows // 8) * 8)
+        return expert_ffn(
+            x,
+            routing.combine_matrix(),
+            routing.active,
+            routing.num_active,
+            weights,
+            form,
+            slots=min(num_experts, routing.ids.size),
+            tiles=expert_tiles(key),
+        )
+
+
+@dataclass(frozen=True)
+class RaggedBackend:
+    """Rows grouped by expert for a grouped matrix product, on devices that have a fast one.
+
+    Attributes:
+      ragged_dot: that product.
+    """
+
+    ragged_dot: RaggedDot
+    name: str = "ragged"
+    split: bool = False
+
+    def route(
+        self,
+        logits: Array,
+        live: Array,
+        *,
+        k: int,
+        router: Router,
+        bias: Array | None = None,
+        policy: Policy,
+        phase: Phase,
+    ) -> Routing:
+        return route(logits, live, k=k, router=router, bias=bias, policy=policy, phase=phase)
+
+    def __call__(
+        self,
+        x: Array,
+        routing: Routing,
+        weights: ExpertWeights,
+        *,
+        form: ExpertForm,
+        phase: Phase,
+    ) -> Array:
+        del phase
+        return ragged_by_expert(
+            x,
+            routing.ids,
+            routing.weights,
+            routing.live,
+            weights,
+            form,
+            ragged_dot=self.ragged_dot,
+        )
+
+
+@functools.cache
+def installed_ragged_dot() -> RaggedDot | None:
+    """tokamax's grouped matrix product, where the extra ``grouped`` is installed."""
+    if importlib.util.find_spec("tokamax") is None:
+        return None
+    import tokamax
+
+    product: RaggedDot = tokamax.ragged_dot_general
+    return product

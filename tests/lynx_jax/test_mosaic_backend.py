@@ -1,0 +1,168 @@
+"""The mosaic backend, its kernels interpreted on CPU, against the reference backend."""
+
+import logging
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from lynx_jax.backends import (
+    ExpertSizes,
+    LoopBackend,
+    ReferenceBackend,
+    get_backend,
+)
+from lynx_jax.convert.folder import read_config
+from lynx_jax.errors import InputError
+from lynx_jax.loading import load
+from lynx_jax.models import get_family
+from lynx_jax.mosaic_backend import MosaicBackend, RaggedBackend
+from lynx_jax.pallas_kernels.expert_form import ExpertForm, ExpertWeights
+from lynx_jax.policies import Lynx
+from lynx_jax.routers import Router
+from lynx_jax.routing import Phase, route
+from tests.models.golden import GOLDEN, decode
+
+LOOP = LoopBackend(split=False)
+MOSAIC = MosaicBackend("H200", LOOP)
+N, K, D, F = 6, 2, 64, 64
+CHANGES = {
+    "hidden_size": D,
+    "moe_intermediate_size": F,
+    "num_hidden_layers": 2,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
+
+
+class Device:
+    """What the choice of a backend looks at."""
+
+    def __init__(self, platform, kind, capability):
+        self.platform, self.device_kind, self.compute_capability = platform, kind, capability
+
+
+H200 = Device("gpu", "NVIDIA H200", "9.0")
+
+
+def layer(rows, seed=0, *, bias=False):
+    """Rows (some not live, holding NaN), their routing, and weights of a layer."""
+    rng = np.random.default_rng(seed)
+
+    def normal(*shape):
+        return jnp.asarray(rng.normal(size=shape), jnp.bfloat16)
+
+    live = jnp.asarray(np.arange(rows) % 4 != 1)
+    routing = route(
+        jnp.asarray(rng.normal(size=(rows, N)), jnp.float32),
+        live,
+        k=K,
+        router=Router("softmax", "renormalize"),
+        policy=Lynx(alpha=1.0, beta=1),
+        phase=Phase.DECODE,
+    )
+    biases = (normal(N, 2 * F), normal(N, D)) if bias else (None, None)
+    weights = ExpertWeights(normal(N, 2 * F, D) / 8, normal(N, D, F) / 8, *biases)
+    return jnp.where(live[:, None], normal(rows, D), jnp.nan), routing, weights
+
+
+def compute(backend, arguments, form, phase):
+    run = jax.jit(backend, static_argnames=("form", "phase"))
+    with plgpu.force_gpu_interpret_mode():
+        return np.asarray(run(*arguments, form=form, phase=phase), np.float32)
+
+
+FORMS = [
+    (ExpertForm(), False),
+    (ExpertForm(scale_input=True), True),
+    (ExpertForm("clamped_swiglu"), True),
+]
+
+
+def assert_one_rounding(found, wanted):
+    np.testing.assert_allclose(found, wanted, rtol=2**-7, atol=2**-7 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize(("form", "bias"), FORMS, ids=str)
+@pytest.mark.parametrize("backend", [MOSAIC, RaggedBackend(jax.lax.ragged_dot_general)], ids=str)
+def test_it_equals_the_reference(backend, form, bias):
+    arguments = layer(9, bias=bias)
+    wanted = compute(ReferenceBackend(), arguments, form, Phase.DECODE)
+    assert_one_rounding(compute(backend, arguments, form, Phase.DECODE), wanted)
+
+
+@pytest.mark.parametrize(
+    ("rows", "phase", "kernels"),
+    [(64, Phase.DECODE, True), (65, Phase.DECODE, False), (64, Phase.PREFILL, False)],
+)
+def test_kernels_serve_decode_of_up_to_64_rows(rows, phase, kernels):
+    run = partial(MOSAIC, form=ExpertForm(), phase=phase)
+    assert ("gate_up" in str(jax.make_jaxpr(run)(*layer(rows)))) == kernels
+
+
+def test_a_whole_model_decodes_as_with_the_reference():
+    """The architecture of a golden checkpoint, at the smallest widths that kernels take."""
+    raw = {**read_config(GOLDEN / "qwen3_moe"), **CHANGES}
+    family = get_family(raw["model_type"])
+    config = family.config_class.from_dict(raw)
+    ids = np.random.default_rng(1).integers(0, config.vocab_size, (3, 2))
+    logits = {}
+    for backend in (ReferenceBackend(), MOSAIC):
+        model = family.model_class(config, backend=backend, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+        with plgpu.force_gpu_interpret_mode():
+            found = decode(model, ids, np.array([True, False, True]))
+        logits[backend.name] = np.asarray(found, np.float32)[[0, 2]]
+    assert np.ptp(logits["reference"]) > 1
+    np.testing.assert_allclose(logits["mosaic"], logits["reference"], rtol=0, atol=0.05)
+
+
+@pytest.fixture
+def on(monkeypatch):
+    def use(device):
+        monkeypatch.setattr(jax, "devices", lambda: [device])
+
+    return use
+
+
+GOOD = ExpertSizes(D, F, jnp.bfloat16)
+
+
+def test_auto_takes_mosaic_where_it_can_and_says_why(on, caplog):
+    on(H200)
+    with caplog.at_level(logging.INFO, logger="lynx_jax.backends"):
+        backend = get_backend("auto", [GOOD])
+    assert (backend.name, backend.device) == ("mosaic", "H200")
+    assert caplog.messages[-1].startswith("expert backend: mosaic (its kernels take")
+    assert hash(backend) == hash(get_backend("mosaic", [GOOD]))
+
+
+REFUSED = [
+    (Device("cpu", "cpu", ""), GOOD, r"expected a GPU of compute capability 9\.x .*, got cpu"),
+    (Device("gpu", "NVIDIA B200", "10.0"), GOOD, r"got NVIDIA B200 \(capability 10\.0\)"),
+    (Device("gpu", "NVIDIA A100", "8.0"), GOOD, r"got NVIDIA A100 \(capability 8\.0\)"),
+    (H200, ExpertSizes(D, F, jnp.float32), "expected experts in bfloat16, got float32"),
+    (H200, ExpertSizes(D, 96, jnp.bfloat16), "multiples of 64, got 64, 96"),
+]
+
+
+@pytest.mark.parametrize(("device", "sizes", "why"), REFUSED)
+def test_what_mosaic_refuses_is_one_line_and_auto_takes_loop(on, caplog, device, sizes, why):
+    on(device)
+    with pytest.raises(InputError, match=f"{why}; --backend loop takes any") as raised:
+        get_backend("mosaic", [GOOD, sizes])
+    assert "\n" not in str(raised.value)
+    with caplog.at_level(logging.INFO, logger="lynx_jax.backends"):
+        assert get_backend("auto", [GOOD, sizes]).name == "loop"
+    assert "(not mosaic: expected" in caplog.messages[-1]
+
+
+def test_a_checkpoint_is_looked_at_before_it_is_loaded(on):
+    on(H200)
+    with pytest.raises(InputError, match="multiples of 64, got 36, 14"):
+        load(GOLDEN / "qwen3_moe", backend="mosaic", dtype="bfloat16")
+    with pytest.raises(InputError, match="in bfloat16, got float32"):
+        load("demo", backend="mosaic", dtype="float32")
