@@ -51,7 +51,7 @@ def match(
             "so; remove quantization_config from config.json"
         )
     if skipped:
-        _log.info("%s: %d tensors not used, such as %s", where, len(skipped), skipped[0])
+        _log.warning("%s: %d tensors not used, such as %s", where, len(skipped), skipped[0])
     return {path: source for path, source in claimed.items() if source is not None}
 
 

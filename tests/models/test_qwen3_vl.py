@@ -27,7 +27,7 @@ def test_end_of_text_stands_in_the_text_part():
 
 
 def test_the_vision_tower_is_left_out_and_named(caplog):
-    with caplog.at_level(logging.INFO, logger="lynx_jax"):
+    with caplog.at_level(logging.WARNING, logger="lynx_jax"):
         load_model(SOURCE, backend=get_backend("reference"))
     names = load_file(SOURCE / "model.safetensors")
     visual = sum(name.startswith("model.visual.") for name in names)
