@@ -22,6 +22,8 @@ from tests.models.golden import GOLDEN, load
 RAW = json.loads((GOLDEN / "llama4_text" / "config.json").read_text())
 CHUNK, LAYERS = RAW["attention_chunk_size"], RAW["num_hidden_layers"]
 
+DEFAULT_CHUNK = 8192
+
 
 def config(*without, **changes):
     raw = {name: value for name, value in RAW.items() if name not in without}
@@ -163,9 +165,11 @@ def test_an_empty_list_of_mixtures_makes_all_layers_dense():
 
 
 def test_a_chunk_of_null_is_the_whole_context():
-    settings = config("layer_types", attention_chunk_size=None)
+    settings = config(
+        "layer_types", attention_chunk_size=None, max_position_embeddings=3 * DEFAULT_CHUNK
+    )
     attention = without_weights(settings, 0)
-    places = jnp.arange(RAW["max_position_embeddings"])[None]
+    places = jnp.arange(0, 3 * DEFAULT_CHUNK, DEFAULT_CHUNK // 2)[None]
     seen = attention.sees(places, places)[0]
     np.testing.assert_array_equal(seen, np.tri(places.size, dtype=bool))
 
@@ -174,7 +178,7 @@ def test_absent_fields_are_what_the_published_models_have():
     found = config("attn_temperature_tuning", "floor_scale", "attn_scale", "attention_chunk_size")
     assert found.attn_temperature_tuning
     assert (found.floor_scale, found.attn_scale) == (8192, 0.1)
-    assert found.attention_chunk_size == 8192
+    assert found.attention_chunk_size == DEFAULT_CHUNK
 
 
 @pytest.mark.parametrize(
