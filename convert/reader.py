@@ -5,11 +5,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.typing import DTypeLike
 
-from lynx_jax.backends import ReferenceBackend
+from lynx_jax.backends import ExpertBackend, ReferenceBackend
 from lynx_jax.models import Family
 from lynx_jax.models.config import DecoderConfig
 from lynx_jax.models.decoder import DecoderForCausalLM
@@ -75,11 +77,35 @@ class Parameter(NamedTuple):
     dtype: np.dtype
 
 
-def abstract_model(family: Family, config: DecoderConfig) -> DecoderForCausalLM:
-    """A bfloat16 model with shapes instead of arrays, experts stacked; computes nothing."""
-    backend = ReferenceBackend()
+class _OneKey(nnx.Rngs):
+    """One key for all parameters: models without arrays are built a third faster so."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self._key = jax.random.key(0)
+
+    def params(self) -> jax.Array:
+        return self._key
+
+
+def abstract_model(
+    family: Family,
+    config: DecoderConfig,
+    *,
+    backend: ExpertBackend | None = None,
+    dtype: DTypeLike = jnp.bfloat16,
+) -> DecoderForCausalLM:
+    """A model with shapes instead of arrays; computes nothing.
+
+    Args:
+      family: the architecture.
+      config: its config.
+      backend: decides whether experts are stacked; by default they are.
+      dtype: of the parameters, but for those that the family keeps in float32.
+    """
+    chosen = ReferenceBackend() if backend is None else backend
     return nnx.eval_shape(
-        lambda: family.model_class(config, backend=backend, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+        lambda: family.model_class(config, backend=chosen, dtype=dtype, rngs=_OneKey())
     )
 
 

@@ -15,7 +15,7 @@ from flax import nnx
 from lynx_jax.backends import ExpertBackend, ExpertSizes, get_backend
 from lynx_jax.convert.folder import Checkpoint, open_checkpoint, read_config
 from lynx_jax.convert.numerics import parse_dtype
-from lynx_jax.convert.reader import dotted
+from lynx_jax.convert.reader import abstract_model, dotted
 from lynx_jax.errors import InputError
 from lynx_jax.files import read_json
 from lynx_jax.models.config import DecoderConfig, text_part
@@ -115,11 +115,7 @@ def _model(
     sharding: ShardingOf | None,
 ) -> DecoderForCausalLM:
     compute = target if target is not None else _main_dtype(checkpoint)
-    model = nnx.eval_shape(
-        lambda: checkpoint.family.model_class(
-            checkpoint.config, backend=backend, dtype=compute, rngs=nnx.Rngs(0)
-        )
-    )
+    model = abstract_model(checkpoint.family, checkpoint.config, backend=backend, dtype=compute)
     wanted = {dotted(path) for path, _ in nnx.to_flat_state(nnx.state(model))}
     arrays: dict[str, jax.Array] = {}
     for info in checkpoint.reader.tensors:

@@ -31,13 +31,18 @@ COVERED = list(filter(is_covered, CHECKPOINTS))
 
 
 @functools.cache
+def built(model_type, config):
+    """The model of a config, without arrays; quantised checkpoints have that of the plain ones."""
+    return abstract_model(get_family(model_type), config)
+
+
 def model_of(name):
-    """The model that a published config describes, without arrays."""
+    """The model that a published config describes."""
     raw = CHECKPOINTS[name].config
-    family = get_family(raw["model_type"])
-    return abstract_model(family, family.config_class.from_dict(raw))
+    return built(raw["model_type"], get_family(raw["model_type"]).config_class.from_dict(raw))
 
 
+@functools.cache
 def shapes_of(name):
     """Path and shape of every parameter."""
     return {path: parameter.shape for path, parameter in parameters_of(model_of(name)).items()}
