@@ -20,7 +20,7 @@ from lynx_jax.routing import Phase, Routing
 from lynx_jax.routing import route as route_in_jax
 
 
-def why_not(policy: Policy, k: int, num_experts: int) -> str | None:
+def why_not(policy: Policy, router: Router, k: int, num_experts: int) -> str | None:
     """Why decode steps of such a layer are routed in plain JAX; None if the kernel routes them.
 
     Batches above 64 rows are routed in plain JAX in any case: one thread block holds no more.
@@ -29,6 +29,8 @@ def why_not(policy: Policy, k: int, num_experts: int) -> str | None:
         return f"the routing kernel holds {MOST_EXPERTS} experts, the layer has {num_experts}"
     if k > LARGEST_K:
         return f"the routing kernel chooses up to {LARGEST_K} experts a row, the layer uses {k}"
+    if router.score == "sparsemixer":
+        return "the routing kernel does not score by sparsemixer"
     if _selection(policy, k) is None:
         return f"the routing kernel has no mode for {policy}"
     return None
@@ -56,7 +58,7 @@ def route(
     if (
         phase is Phase.PREFILL
         or rows > MOST_ROWS
-        or why_not(policy, k, num_experts)
+        or why_not(policy, router, k, num_experts)
         or selection is None
     ):
         return route_in_jax(logits, live, k=k, router=router, bias=bias, policy=policy, phase=phase)

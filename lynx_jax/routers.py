@@ -27,11 +27,13 @@ class RouterScores(NamedTuple):
       confidence: the same order on the scale of logits, which bins need; coarser than ``choice``
         only where a biased score lies outside 0 to 1.
       weight: what combine weights are made from; 0 to 1.
+      probability: how much of the row's choice an expert has; 0 to 1.
     """
 
     choice: Float[Array, "rows experts"]
     confidence: Float[Array, "rows experts"]
     weight: Float[Array, "rows experts"]
+    probability: Float[Array, "rows experts"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,10 @@ class Router:
     to the scores that choose and never weighs.
 
     Attributes:
-      score: softmax or sigmoid of the logits, over all experts.
+      score: softmax or sigmoid of the logits, over all experts; or "sparsemixer" (Phi-3.5-MoE,
+        arXiv 2409.12136, section 2): softmax over those experts only that the row ranks no higher
+        and that lie within the margin below, so that a row's choices are scored one after another,
+        each without the experts before it.
       weights: how the k weights follow from their experts' scores. "renormalize": divided by their
         sum (Mixtral, Qwen3-MoE, DeepSeek-V3, gpt-oss). "keep_sum": scaled to the sum that plain
         top-k's scores have, so that remapping leaves the size of the layer's output as it was
@@ -52,17 +57,19 @@ class Router:
       kept_groups: a row chooses only from so many groups, the best.
       group_score: a group is as good as its best expert ("max", DeepSeek-V2) or as its two best
         together ("top2", DeepSeek-V3).
+      jitter: sparsemixer's margin is twice this, as a share of the logits' size.
 
     Raises:
       InputError: a scale or a number of groups that makes no sense.
     """
 
-    score: Literal["softmax", "sigmoid"]
+    score: Literal["softmax", "sigmoid", "sparsemixer"]
     weights: Literal["renormalize", "keep_sum", "own"]
     scale: float = 1.0
     groups: int = 1
     kept_groups: int = 1
     group_score: Literal["max", "top2"] = "max"
+    jitter: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.scale > 0:
@@ -99,7 +106,9 @@ class Router:
           logits: float32 router logits; padded experts at ``-inf``.
           bias: float32 selection bias.
         """
-        weight = jax.nn.softmax(logits) if self.score == "softmax" else jax.nn.sigmoid(logits)
+        probability = jax.nn.sigmoid(logits) if self.score == "sigmoid" else jax.nn.softmax(logits)
+        mixes = self.score == "sparsemixer"
+        weight = _sparsemixer(logits, 2 * self.jitter) if mixes else probability
         choice = confidence = logits
         if bias is not None:
             choice = jnp.where(logits > -jnp.inf, weight + bias, -jnp.inf)
@@ -109,7 +118,7 @@ class Router:
             kept = self._kept(choice if self.group_score == "max" else summable)
             choice = jnp.where(kept, choice, -jnp.inf)
             confidence = jnp.where(kept, confidence, -jnp.inf)
-        return RouterScores(choice, confidence, weight)
+        return RouterScores(choice, confidence, weight, probability)
 
     def weigh(
         self,
@@ -155,3 +164,19 @@ def _biased_confidence(
     middle = 0.5 * jnp.min(bias) + 0.5 * jnp.max(bias)
     p = jnp.clip(choice - middle, _LEAST_CONFIDENCE, 1 - _LEAST_CONFIDENCE)
     return jnp.log(p / (1 - p))
+
+
+def _sparsemixer(
+    logits: Float[Array, "rows experts"], margin: float
+) -> Float[Array, "rows experts"]:
+    """Each expert's softmax among those that the row ranks no higher and that are near it.
+
+    Near is a distance of at most ``margin`` times the larger of the other's size and the expert's
+    own logit. Of equal logits the lower index ranks higher.
+    """
+    index = jnp.arange(logits.shape[-1])
+    own, other = logits[:, :, None], logits[:, None, :]
+    follows = (other < own) | ((other == own) & (index >= index[:, None]))
+    far = (own - other) / jnp.maximum(jnp.abs(other), own) > margin
+    total = jnp.sum(jnp.where(follows & ~far, jnp.exp(other - own), 0.0), axis=-1)
+    return jnp.where(logits > -jnp.inf, 1 / total, 0.0)

@@ -22,6 +22,8 @@ from lynx_jax.models.mixtral import WEIGHTS as MIXTRAL_WEIGHTS
 from lynx_jax.models.mixtral import MixtralConfig, MixtralForCausalLM
 from lynx_jax.models.olmoe import WEIGHTS as OLMOE_WEIGHTS
 from lynx_jax.models.olmoe import OlmoeConfig, OlmoeForCausalLM
+from lynx_jax.models.phimoe import WEIGHTS as PHIMOE_WEIGHTS
+from lynx_jax.models.phimoe import PhimoeConfig, PhimoeForCausalLM
 from lynx_jax.models.qwen2_moe import WEIGHTS as QWEN2_MOE_WEIGHTS
 from lynx_jax.models.qwen2_moe import Qwen2MoeConfig, Qwen2MoeForCausalLM
 from lynx_jax.models.qwen3_moe import WEIGHTS as QWEN3_MOE_WEIGHTS
@@ -46,6 +48,8 @@ __all__ = [
     "MixtralForCausalLM",
     "OlmoeConfig",
     "OlmoeForCausalLM",
+    "PhimoeConfig",
+    "PhimoeForCausalLM",
     "Qwen2MoeConfig",
     "Qwen2MoeForCausalLM",
     "Qwen3MoeConfig",
@@ -81,6 +85,7 @@ _FAMILIES = {
     "llama4_text": _LLAMA4,
     "mixtral": Family(MixtralConfig, MixtralForCausalLM, MIXTRAL_WEIGHTS),
     "olmoe": Family(OlmoeConfig, OlmoeForCausalLM, OLMOE_WEIGHTS),
+    "phimoe": Family(PhimoeConfig, PhimoeForCausalLM, PHIMOE_WEIGHTS),
     "qwen2_moe": Family(Qwen2MoeConfig, Qwen2MoeForCausalLM, QWEN2_MOE_WEIGHTS),
     "qwen3_moe": Family(Qwen3MoeConfig, Qwen3MoeForCausalLM, QWEN3_MOE_WEIGHTS),
     "qwen3_vl_moe": Family(Qwen3VLMoeConfig, Qwen3MoeForCausalLM, QWEN3_VL_MOE_WEIGHTS),

@@ -21,7 +21,7 @@ class DecoderConfig:
       num_attention_heads: query heads.
       num_key_value_heads: key and value heads, a divisor of the query heads.
       head_dim: width of one head.
-      max_position_embeddings: longest sequence.
+      max_position_embeddings: longest sequence; with longrope at most the original context.
       rms_norm_eps: added to the mean square in every RMSNorm.
       rope: the rotary position embedding.
       sliding_window: keys further back than this are not seen; None for full attention.
@@ -62,7 +62,13 @@ class DecoderConfig:
         known = _normalise(raw)
         _refuse_other_code(known)
         _refuse_other_routing(cls, known)
-        config = cls(**read_fields(cls, known, where=where, hub_names=cls.hub_names))
+        values = read_fields(cls, known, where=where, hub_names=cls.hub_names)
+        rope: Rope = values["rope"]
+        rope.check()
+        longest = rope.longest
+        if longest is not None:
+            values["max_position_embeddings"] = min(values["max_position_embeddings"], longest)
+        config = cls(**values)
         config.check()
         return config
 
@@ -86,7 +92,6 @@ class DecoderConfig:
         )
         eps = self.rms_norm_eps
         require(0 < eps < math.inf, "a finite rms_norm_eps above 0", eps)
-        self.rope.check()
         window = self.sliding_window
         require(window is None or window >= 1, "sliding_window null or at least 1", window)
         require(self.hidden_act == "silu", "hidden_act 'silu'", repr(self.hidden_act))

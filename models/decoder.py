@@ -69,6 +69,7 @@ class DecoderForCausalLM(nnx.Module):
         layers: Sequence[DecoderLayer],
         *,
         norm: Norm = RMSNorm,
+        head_bias: bool = False,
         dtype: DTypeLike,
         rngs: nnx.Rngs,
     ) -> None:
@@ -82,7 +83,9 @@ class DecoderForCausalLM(nnx.Module):
         self.lm_head = (
             None
             if config.tie_word_embeddings
-            else Linear(config.hidden_size, config.vocab_size, dtype=dtype, rngs=rngs)
+            else Linear(
+                config.hidden_size, config.vocab_size, bias=head_bias, dtype=dtype, rngs=rngs
+            )
         )
 
     def __call__(

@@ -32,6 +32,22 @@ class RMSNorm(nnx.Module):
         return self.scale[...] * (x32 * jax.lax.rsqrt(mean_square + self.eps)).astype(x.dtype)
 
 
+class LayerNorm(nnx.Module):
+    """Norm by mean and variance in float32, with a scale and a bias (arXiv 1607.06450)."""
+
+    def __init__(self, width: int, *, eps: float, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
+        self.eps = eps
+        self.scale = nnx.Param(nnx.initializers.ones_init()(rngs.params(), (width,), dtype))
+        self.bias = nnx.Param(jnp.zeros(width, dtype))
+
+    def __call__(self, x: Float[Array, "*batch width"]) -> Float[Array, "*batch width"]:
+        x32 = x.astype(jnp.float32)
+        centred = x32 - jnp.mean(x32, axis=-1, keepdims=True)
+        variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+        scale, bias = (part[...].astype(jnp.float32) for part in (self.scale, self.bias))
+        return (centred * jax.lax.rsqrt(variance + self.eps) * scale + bias).astype(x.dtype)
+
+
 class Linear(nnx.Module):
     """Projection; ``weight`` is [outputs, inputs], as checkpoints store it.
 

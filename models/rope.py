@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from lynx_jax.errors import InputError
 from lynx_jax.models.fields import checked, lacks, read_fields, require
-from lynx_jax.models.rope_scaling import SCALINGS, Scaling
+from lynx_jax.models.rope_scaling import SCALINGS, LongRopeScaling, Scaling
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,13 @@ class Rope:
     def magnitude(self) -> float:
         """What cosine and sine are multiplied by."""
         return 1.0 if self.scaling is None else self.scaling.magnitude
+
+    @property
+    def longest(self) -> int | None:
+        """The longest sequence that it can place; None where there is no limit."""
+        if isinstance(self.scaling, LongRopeScaling):
+            return self.scaling.original_max_position_embeddings
+        return None
 
     @functools.cache  # noqa: B019 - ropes are few, and live as long as their models
     def frequencies(self, width: int) -> np.ndarray:

@@ -137,10 +137,44 @@ class YarnScaling:
         return 0.1 * scale * math.log(self.factor) + 1.0
 
 
-SCALINGS: Mapping[str, type[LinearScaling | Llama3Scaling | YarnScaling]] = {
+@dataclass(frozen=True)
+class LongRopeScaling:
+    """Each frequency divided by a factor of its own (LongRoPE, arXiv 2402.13753).
+
+    There are two sets of factors, for sequences up to the original context and for longer ones,
+    and all keys of a sequence change with the set. A cache holds keys of one set, so only the one
+    for the original context is implemented, and no sequence may be longer.
+
+    Attributes:
+      short_factor: one for each rotary pair.
+      short_mscale: what cosine and sine are multiplied by.
+      original_max_position_embeddings: the longest sequence.
+    """
+
+    short_factor: tuple[float, ...]
+    short_mscale: float
+    original_max_position_embeddings: int
+
+    @property
+    def magnitude(self) -> float:
+        return self.short_mscale
+
+    def scaled(self, plain: np.ndarray, theta: float) -> np.ndarray:
+        return plain / np.asarray(self.short_factor, np.float32)
+
+    def check(self) -> None:
+        factors, scale = self.short_factor, self.short_mscale
+        positive = all(0 < factor < math.inf for factor in factors)
+        require(positive, "every short_factor finite and above 0", list(factors))
+        require(0 < scale < math.inf, "a finite short_mscale above 0", scale)
+        _check_original(self.original_max_position_embeddings)
+
+
+SCALINGS: Mapping[str, type[LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling]] = {
     "linear": LinearScaling,
     "llama3": Llama3Scaling,
     "yarn": YarnScaling,
+    "longrope": LongRopeScaling,
 }
 
 

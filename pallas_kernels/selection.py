@@ -8,10 +8,10 @@ from jaxtyping import Array, Float, Int
 
 @runtime_checkable
 class RouterRule(Protocol):
-    """What the kernels need of ``lynx_jax.routers.Router``."""
+    """What the kernels need of ``lynx_jax.routers.Router``; none of them scores by sparsemixer."""
 
     @property
-    def score(self) -> Literal["softmax", "sigmoid"]: ...
+    def score(self) -> Literal["softmax", "sigmoid", "sparsemixer"]: ...
     @property
     def weights(self) -> Literal["renormalize", "keep_sum", "own"]: ...
     @property

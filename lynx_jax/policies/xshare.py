@@ -44,7 +44,7 @@ class XShare:
     ) -> Bool[Array, " experts"]:
         rows, num_experts = scores.choice.shape
         asks = live[:, None] & (scores.choice > -jnp.inf)
-        demand = jnp.sum(jnp.where(asks, scores.weight, 0.0), axis=0)
+        demand = jnp.sum(jnp.where(asks, scores.probability, 0.0), axis=0)
         # No score is above 1, so this lifts the rows' favourites above all others.
         if self.k0:
             favourites = expert_union(top_k(scores.choice, self.k0), live, num_experts)

@@ -282,6 +282,37 @@ _GPT_OSS = {
 }
 
 
+# Within the original context, which is what the reference computes right.
+_PHIMOE = {
+    "vocab_size": 149,
+    "hidden_size": 33,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "head_dim": 8,
+    "intermediate_size": 13,
+    "num_local_experts": 7,
+    "num_experts_per_tok": 2,
+    "router_jitter_noise": 0.15,  # so wide that weights are not all 1
+    "attention_bias": True,
+    "lm_head_bias": True,
+    "sliding_window": 11,
+    "max_position_embeddings": 96,
+    "rms_norm_eps": 1e-3,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "short_factor": [1.0, 1.5, 2.25, 3.5],
+        "long_factor": [2.0, 4.0, 6.0, 9.0],
+        "short_mscale": 1.25,
+        "long_mscale": 1.5,
+        "original_max_position_embeddings": 32,
+    },
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
 def _mixtral(name: str, **saved: Any) -> Checkpoint:
     return Checkpoint(name, "MixtralConfig", _MIXTRAL, "mixtral", "byte_fallback", **saved)
 
@@ -326,6 +357,7 @@ CHECKPOINTS = (
     _deepseek("deepseek_v3", "DeepseekV3Config", _DEEPSEEK_V3),
     Checkpoint("qwen2_moe", "Qwen2MoeConfig", _QWEN2, "qwen2_moe", None),
     Checkpoint("olmoe", "OlmoeConfig", _OLMOE, "olmoe", None),
+    Checkpoint("phimoe", "PhimoeConfig", _PHIMOE, "phimoe", None),
     _bfloat16("llama4_text", "Llama4TextConfig", LLAMA4_TEXT),
     _bfloat16("llama4", "Llama4Config", LLAMA4, auto_class="AutoModelForImageTextToText"),
     _bfloat16("gpt_oss", "GptOssConfig", _GPT_OSS),
@@ -402,6 +434,17 @@ def _old_olmoe(config: dict[str, Any]) -> None:
     config |= {"clip_qkv": None, "rope_scaling": None}
 
 
+def _old_phimoe(config: dict[str, Any]) -> None:
+    """As published: scaling beside the base, its original context outside, code in the folder."""
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    config["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
+    config["rope_scaling"] = {"type": rope.pop("rope_type"), **rope}
+    config["torch_dtype"] = config.pop("dtype")
+    config["transformers_version"] = "4.43.3"
+    config["auto_map"] = {"AutoConfig": "configuration_phimoe.PhiMoEConfig"}
+
+
 def _short_window(config: dict[str, Any]) -> None:
     config["sliding_window"] = 7
 
@@ -454,6 +497,8 @@ CASES = (
     Case("qwen2_moe_old_config", "qwen2_moe", "qwen2_moe_full_attention", _old_qwen2),
     Case("olmoe", "olmoe", "olmoe"),
     Case("olmoe_old_config", "olmoe", "olmoe_unclipped", _old_olmoe),
+    Case("phimoe", "phimoe", "phimoe"),
+    Case("phimoe_old_config", "phimoe", "phimoe", _old_phimoe),
     Case("llama4_text", "llama4_text", "llama4_text"),
     Case("llama4_text_old_config", "llama4_text", "llama4_text", _old_llama4),
     Case("llama4", "llama4", "llama4"),

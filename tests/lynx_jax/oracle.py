@@ -82,8 +82,27 @@ def remapped_in_groups(z: np.ndarray, survivors: set[int], k: int) -> list[list[
     return [sorted(row, key=lambda e: e not in survivors)[:k] for row in usable]
 
 
-def weight_scores(z: np.ndarray, score: str) -> np.ndarray:
+def sparsemixer_weight(z: np.ndarray, expert: int, jitter: float) -> float:
+    """The weight of an expert chosen when those that the row ranks higher are gone."""
+    left = z.copy()
+    for better in range(len(z)):
+        if z[better] > z[expert] or (z[better] == z[expert] and better < expert):
+            left[better] = -np.inf
+    best = left.max()
+    assert np.argmax(left) == expert
+    size = np.clip(np.abs(z), best, None)
+    kept = [
+        e for e in range(len(z)) if np.isfinite(left[e]) and best - z[e] <= 2 * jitter * size[e]
+    ]
+    return 1 / np.exp(z[kept] - best).sum()
+
+
+def weight_scores(z: np.ndarray, score: str, jitter: float = 0.0) -> np.ndarray:
     z = z.astype(np.float64)
+    if score == "sparsemixer":
+        return np.array(
+            [[sparsemixer_weight(row, e, jitter) for e in range(len(row))] for row in z]
+        )
     if score == "sigmoid":
         return 1 / (1 + np.exp(-z))
     e = np.exp(z - z.max(-1, keepdims=True))

@@ -23,6 +23,7 @@ from lynx_jax.routing import Phase
 from lynx_jax.routing import route as route_in_jax
 
 RENORMALIZED = Router("softmax", "renormalize")
+SPARSEMIXER = Router("sparsemixer", "own", jitter=0.01)
 SUM_KEPT = Router("softmax", "keep_sum")
 DEEPSEEK_V2 = Router("softmax", "keep_sum", 16.0, groups=8, kept_groups=3)
 DEEPSEEK_V3 = Router("sigmoid", "renormalize", 2.5, groups=4, kept_groups=2, group_score="top2")
@@ -164,18 +165,27 @@ def test_many_warpgroups():
 
 
 def test_what_the_kernel_has_no_mode_for_is_routed_in_plain_jax():
-    assert why_not(Lynx(3.0, 2), 8, 128) is None
-    assert why_not(TopK(), 8, 512) == "the routing kernel holds 256 experts, the layer has 512"
-    assert "up to 32 experts a row" in why_not(TopK(), 40, 128)
-    assert "no mode for <object" in why_not(object(), 8, 128)
+    assert why_not(Lynx(3.0, 2), RENORMALIZED, 8, 128) is None
+    assert (
+        why_not(TopK(), RENORMALIZED, 8, 512)
+        == "the routing kernel holds 256 experts, the layer has 512"
+    )
+    assert "up to 32 experts a row" in why_not(TopK(), RENORMALIZED, 40, 128)
+    assert "sparsemixer" in why_not(TopK(), SPARSEMIXER, 2, 16)
+    assert "no mode for <object" in why_not(object(), RENORMALIZED, 8, 128)
 
 
 @pytest.mark.parametrize(
-    ("rows", "experts", "phase"),
-    [(65, 8, Phase.DECODE), (2, 264, Phase.DECODE), (2, 8, Phase.PREFILL)],
+    ("rows", "experts", "phase", "router"),
+    [
+        (65, 8, Phase.DECODE, RENORMALIZED),
+        (2, 264, Phase.DECODE, RENORMALIZED),
+        (2, 8, Phase.PREFILL, RENORMALIZED),
+        (2, 8, Phase.DECODE, SPARSEMIXER),
+    ],
 )
-def test_beyond_the_kernel_no_kernel_is_launched(rows, experts, phase):
-    arguments = {"k": 2, "router": RENORMALIZED, "policy": TopK(), "phase": phase}
+def test_beyond_the_kernel_no_kernel_is_launched(rows, experts, phase, router):
+    arguments = {"k": 2, "router": router, "policy": TopK(), "phase": phase}
     traced = jax.make_jaxpr(functools.partial(route, **arguments))(
         jnp.zeros((rows, experts)), jnp.ones(rows, bool)
     )

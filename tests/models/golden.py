@@ -65,23 +65,22 @@ def load(case: str, backend: str) -> LoadedModel:
 
 def full_pass(model: DecoderForCausalLM, ids: np.ndarray, live: np.ndarray | None = None):
     """Run whole sequences in prefill; ``live`` is False at padding."""
-    hidden, routings, logits = _full_pass(
-        model, ids, np.ones(ids.shape, bool) if live is None else live
-    )
-    sparse = {i: routing for i, routing in enumerate(routings) if routing is not None}
-    return FullPass(hidden, sparse, logits)
-
-
-@nnx.jit
-def _full_pass(model, ids, live):
-    positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
+    live = np.ones(ids.shape, bool) if live is None else live
     x = model.embed_tokens(ids)
-    hidden, routings = [], []
-    for layer in model.layers:
-        x, _, routing = layer(x, positions, live, None, phase=Phase.PREFILL, policy=TopK())
+    hidden, routings = [], {}
+    for index, layer in enumerate(model.layers):
+        x, routing = _layer(layer, x, live)
         hidden.append(x)
-        routings.append(routing)
-    return hidden, routings, model.logits(model.norm(x))
+        if routing is not None:
+            routings[index] = routing
+    return FullPass(hidden, routings, model.logits(model.norm(x)))
+
+
+@nnx.jit  # layers of one form compile once
+def _layer(layer, x, live):
+    positions = jnp.broadcast_to(jnp.arange(x.shape[1]), x.shape[:2])
+    x, _, routing = layer(x, positions, live, None, phase=Phase.PREFILL, policy=TopK())
+    return x, routing
 
 
 @nnx.jit

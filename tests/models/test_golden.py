@@ -86,6 +86,7 @@ def assert_same_experts(block, routing, want, layer):
         ("deepseek_v3", "loop"),
         ("qwen2_moe", "loop"),
         ("olmoe", "loop"),
+        ("phimoe", "loop"),
         ("llama4", "loop"),
         ("gpt_oss", "loop"),
     ],

@@ -26,6 +26,7 @@ ROUTERS = {
     ),
     "gpt_oss": Router("softmax", "renormalize"),
     "llama4": Router("sigmoid", "own"),
+    "phimoe": Router("sparsemixer", "own", jitter=0.15),
 }
 ROWS = 12
 LIVE = np.arange(ROWS) % 4 != 1
@@ -62,7 +63,7 @@ def routed(case: str) -> dict:
 def ranked(case: str, logits: np.ndarray) -> np.ndarray:
     """What rows choose by: -inf at experts of groups that a row may not use."""
     router, bias = ROUTERS[case], block(case).selection_bias
-    score = oracle.weight_scores(logits, router.score)
+    score = oracle.weight_scores(logits, router.score, router.jitter)
     choice = logits if bias is None else (score + np.asarray(bias[...])).astype(np.float32)
     summed = score if bias is None else choice
     allowed = [oracle.allowed(router, c, s) for c, s in zip(choice, summed, strict=True)]
@@ -91,7 +92,7 @@ def test_every_policy_keeps_the_invariants(case):
         assert len(used) <= len(top_used), policy
         if policy == TopK() or len(used) == len(top_used):
             np.testing.assert_array_equal(ids[LIVE], top[LIVE], err_msg=str(policy))
-        weight = oracle.weight_scores(logits, ROUTERS[case].score)
+        weight = oracle.weight_scores(logits, ROUTERS[case].score, ROUTERS[case].jitter)
         np.testing.assert_allclose(
             np.asarray(routing.weights)[LIVE],
             oracle.weights(ROUTERS[case], weight, ids, top)[LIVE],
