@@ -156,7 +156,7 @@ operand of two digits a fixed tenth, chosen by a hash, is never trained on in an
 {sources}
 
 Licence of the weights: Apache-2.0, like the code. Text under the licences above was trained on; it
-is not shipped.
+is not shipped. A part of the held-out text is, with its licences: `held_out.md`.
 
 ## Training
 

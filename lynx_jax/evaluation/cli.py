@@ -1,0 +1,118 @@
+"""Command line of ``python -m lynx_jax.evaluate``."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from lynx_jax.arguments import Parser
+from lynx_jax.errors import InputError
+
+_EXAMPLES = """\
+examples:
+  python -m lynx_jax.evaluate --demo-data --policies off,lynx,lynx:alpha=3,beta=2,oea:k0=4
+  python -m lynx_jax.evaluate --demo-data --sweep --batch 16 --out results
+  python -m lynx_jax.evaluate --model DIR --text held_out.jsonl --batch 8,32 --policies lynx
+
+Exit codes: 0; 2 for bad input, with one line that says what is wrong; 130 after Ctrl-C.
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line's options."""
+    parser = Parser(
+        prog="python -m lynx_jax.evaluate",
+        description="What expert selection policies cost a model: teacher-forced decode of\n"
+        "held-out text under each policy, paired with plain top-k on the same tokens.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--model", default="demo", metavar="DIR", help="checkpoint folder, or demo (the default)")
+    text = parser.add_mutually_exclusive_group(required=True)
+    text.add_argument(
+        "--text",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help='text files, one document each, or .jsonl with lines {"text": ..., "domain": ...}',
+    )
+    text.add_argument(
+        "--demo-data",
+        action="store_true",
+        help="text that comes with the package and that the demo model was not trained on",
+    )
+    chosen = parser.add_mutually_exclusive_group(required=True)
+    chosen.add_argument(
+        "--policies", metavar="LIST", help="policies, separated by commas: off,lynx,oea:k0=4"
+    )
+    chosen.add_argument("--sweep", action="store_true", help="a grid over every policy")
+    add("--batch", default="16", metavar="B,...", help="rows that decode together (default: 16)")
+    add("--batches", type=int, metavar="N", help="batches of each size (default: all there is)")
+    add(
+        "--composition",
+        choices=("mixed", "domain"),
+        default="mixed",
+        help="whether the domains take turns within a batch or each batch is of one",
+    )
+    add("--prompt-tokens", type=int, default=64, metavar="P", help="prefilled (default: 64)")
+    add("--length", type=int, default=256, metavar="T", help="tokens a row (default: 256)")
+    add("--seed", type=int, default=0, metavar="N", help="of the order of texts (default: 0)")
+    add("--backend", choices=("auto", "loop", "reference"), default="auto")
+    add("--dtype", choices=("float32", "bfloat16"), help="(default: the checkpoint's)")
+    add("--out", type=Path, metavar="DIR", help="write results.json and PNG plots there")
+    add("--no-plots", action="store_true", help="with --out, write only results.json")
+    return parser
+
+
+def batch_sizes(text: str) -> list[int]:
+    """The sizes of a list like ``8,16``.
+
+    Raises:
+      InputError: one is not a whole number of at least 1.
+    """
+    sizes = [part.strip() for part in text.split(",")]
+    if not all(size.isascii() and size.isdigit() and 0 < int(size) < 2**20 for size in sizes):
+        raise InputError(f"expected --batch as whole numbers from 1, like 8,16, got {text!r}")
+    return [int(size) for size in sizes]
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Raise ``InputError`` for values out of range."""
+    if args.length < 2:
+        raise InputError(f"expected --length of at least 2, got {args.length}")
+    if not 0 < args.prompt_tokens < args.length:
+        raise InputError(
+            f"expected --prompt-tokens from 1 to one below --length={args.length}, "
+            f"got {args.prompt_tokens}"
+        )
+    if args.batches is not None and args.batches < 1:
+        raise InputError(f"expected --batches of at least 1, got {args.batches}")
+    if args.seed < 0:
+        raise InputError(f"expected --seed of at least 0, got {args.seed}")
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    args = build_parser().parse_args(argv)
+    try:
+        _check(args)
+        sizes = batch_sizes(args.batch)
+        # Imports jax, which takes a second: not for --help or wrong options.
+        from lynx_jax.evaluation.executing import execute
+
+        execute(args, sizes)
+    except (InputError, OSError) as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def main() -> NoReturn:
+    """Entry point."""
+    sys.exit(run())

@@ -1,0 +1,135 @@
+"""What was measured, as values that are printed, drawn and written as JSON."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lynx_jax.evaluation.estimates import Estimate, clustered
+from lynx_jax.evaluation.scoring import BatchScores
+from lynx_jax.evaluation.texts import Composition, Windows
+
+
+@dataclass(frozen=True)
+class DomainResult:
+    """One kind of text: plain cross-entropy, its rise under the policy, rows of this kind."""
+
+    cross_entropy: float
+    rise: Estimate
+    windows: int
+
+
+@dataclass(frozen=True)
+class PolicyResult:
+    """One policy at one batch size. Errors are over documents, or batches where marked (*).
+
+    Attributes:
+      policy: as text.
+      experts: distinct experts a layer and step (*).
+      saved: plain top-k's distinct experts less these, on the same tokens (*).
+      share: experts over plain top-k's.
+      rise: cross-entropy less plain top-k's on the same tokens, nats.
+      relative_rise: of plain top-k's cross-entropy.
+      divergence: KL(plain top-k || policy), nats.
+      agreement: share of steps with the same likeliest token.
+      retained: gate weight kept, of plain top-k's; mean of rows.
+      worst_retained: the same of each step's worst row (*).
+      experts_per_layer: distinct experts of each layer.
+      domains: by kind of text.
+      use: share of steps at which each expert of each layer is read.
+    """
+
+    policy: str
+    experts: Estimate
+    saved: Estimate
+    share: float
+    rise: Estimate
+    relative_rise: float
+    divergence: Estimate
+    agreement: Estimate
+    retained: Estimate
+    worst_retained: Estimate
+    experts_per_layer: list[float]
+    domains: dict[str, DomainResult]
+    use: list[list[float]]
+
+
+@dataclass(frozen=True)
+class BatchSizeResult:
+    """All policies at one batch size.
+
+    Attributes:
+      batch: rows that decode together.
+      composition: "mixed" or "domain".
+      scored_tokens: next tokens that were scored.
+      documents: texts that they come from.
+      cross_entropy: of plain top-k, nats.
+      experts: distinct experts of plain top-k, a layer and step.
+      experts_per_layer: of plain top-k.
+      use: of plain top-k; as in ``PolicyResult``.
+      policies: in the order asked for.
+    """
+
+    batch: int
+    composition: Composition
+    scored_tokens: int
+    documents: int
+    cross_entropy: float
+    experts: float
+    experts_per_layer: list[float]
+    use: list[list[float]]
+    policies: list[PolicyResult]
+
+
+def summarise(
+    policy: str,
+    batches: Sequence[Windows],
+    plain: Sequence[BatchScores],
+    scores: Sequence[BatchScores],
+) -> PolicyResult:
+    """A policy's result from its scores of every batch and those of plain top-k."""
+    documents = np.concatenate([batch.documents for batch in batches])
+    domains = np.concatenate([batch.domains for batch in batches])
+    numbers = np.arange(len(batches))
+    base = np.concatenate([score.loss for score in plain])
+    rise = np.concatenate([score.loss for score in scores]) - base
+    experts = np.array([score.experts.mean() for score in scores])
+    topk = np.array([score.experts.mean() for score in plain])
+
+    def over_documents(name: str) -> Estimate:
+        return clustered(np.concatenate([getattr(score, name) for score in scores]), documents)
+
+    return PolicyResult(
+        policy=policy,
+        experts=clustered(experts, numbers),
+        saved=clustered(topk - experts, numbers),
+        share=float(experts.mean() / topk.mean()),
+        rise=clustered(rise, documents),
+        relative_rise=float(rise.mean() / base.mean()),
+        divergence=over_documents("divergence"),
+        agreement=over_documents("agreement"),
+        retained=over_documents("retained"),
+        worst_retained=clustered(np.array([score.worst_retained for score in scores]), numbers),
+        experts_per_layer=per_layer(scores),
+        domains={
+            str(domain): DomainResult(
+                float(base[domains == domain].mean()),
+                clustered(rise[domains == domain], documents[domains == domain]),
+                int((domains == domain).sum()),
+            )
+            for domain in np.unique(domains)
+        },
+        use=mean_use(scores),
+    )
+
+
+def per_layer(scores: Sequence[BatchScores]) -> list[float]:
+    """Distinct experts of each layer."""
+    mean: list[float] = np.mean([score.experts for score in scores], axis=0).tolist()
+    return mean
+
+
+def mean_use(scores: Sequence[BatchScores]) -> list[list[float]]:
+    """How often each expert of each layer is read, to four digits."""
+    mean: list[list[float]] = np.mean([s.use for s in scores], axis=0).round(4).tolist()
+    return mean

@@ -1,0 +1,44 @@
+"""Results as a table for a terminal."""
+
+from collections.abc import Iterator
+
+from lynx_jax.evaluation.estimates import Estimate
+from lynx_jax.evaluation.report import BatchSizeResult, PolicyResult
+
+_HEADER = (
+    f"{'policy':28} {'experts':>14} {'share':>6} {'CE rise, nats':>18} {'relative':>9} "
+    f"{'KL':>16} {'top-1':>15} {'retained':>15} {'worst row':>15}"
+)
+
+
+def table(result: BatchSizeResult) -> str:
+    """The table of one batch size, with rows by domain below each policy that changes something."""
+    return "\n".join(_lines(result))
+
+
+def _lines(result: BatchSizeResult) -> Iterator[str]:
+    yield (
+        f"B={result.batch}, {result.composition}: {result.scored_tokens:,} scored tokens of "
+        f"{result.documents} documents; plain top-k: cross-entropy {result.cross_entropy:.4f} "
+        f"nats, {result.experts:.2f} experts a layer and step"
+    )
+    yield _HEADER
+    for policy in result.policies:
+        yield _row(policy)
+        if policy.rise.value or policy.divergence.value:
+            for name, domain in policy.domains.items():
+                relative = domain.rise.value / domain.cross_entropy
+                yield f"  {name:26} {'':14} {'':6} {_pm(domain.rise):>18} {relative:>9.2%}"
+
+
+def _row(policy: PolicyResult) -> str:
+    return (
+        f"{policy.policy:28} {_pm(policy.experts, 2):>14} {policy.share:>6.2f} "
+        f"{_pm(policy.rise):>18} {policy.relative_rise:>9.2%} {_pm(policy.divergence):>16} "
+        f"{_pm(policy.agreement):>15} {_pm(policy.retained):>15} {_pm(policy.worst_retained):>15}"
+    )
+
+
+def _pm(estimate: Estimate, digits: int = 4) -> str:
+    error = "" if estimate.error is None else f" ±{estimate.error:.{digits}f}"
+    return f"{estimate.value:.{digits}f}{error}"

@@ -1,0 +1,144 @@
+"""The command on the demo model: identity costs exactly nothing, ruin costs much."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lynx_jax.errors import InputError
+from lynx_jax.evaluation import cli
+from lynx_jax.evaluation.choice import parse_policies, sweep
+from lynx_jax.evaluation.estimates import clustered
+from lynx_jax.policies import OEA, Lynx, TopK
+
+_SMALL = [
+    "--demo-data",
+    "--batch",
+    "4",
+    "--batches",
+    "2",
+    "--length",
+    "12",
+    "--prompt-tokens",
+    "4",
+    "--backend",
+    "reference",
+]
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """A small run: the identity, a ruinous policy and a mild one."""
+    out = tmp_path_factory.mktemp("out")
+    policies = "off,oea:k0=8,xshare:budget=8,lynx:alpha=3,beta=4"
+    arguments = [*_SMALL, "--policies", policies, "--out", str(out), "--no-plots"]
+    assert cli.run(arguments) == 0
+    return json.loads((out / "results.json").read_text())
+
+
+def _policy(report, name):
+    (result,) = report["results"]
+    return next(policy for policy in result["policies"] if policy["policy"] == name)
+
+
+@pytest.mark.parametrize("name", ["off", "oea:k0=8"])
+def test_identity_makes_exactly_no_difference(report, name):
+    found = _policy(report, name)
+    assert found["rise"]["value"] == found["divergence"]["value"] == found["relative_rise"] == 0
+    assert found["agreement"]["value"] == found["retained"]["value"] == found["share"] == 1
+    assert found["worst_retained"]["value"] == 1
+    assert found["saved"]["value"] == 0
+    assert all(domain["rise"]["value"] == 0 for domain in found["domains"].values())
+
+
+def test_a_budget_of_k_is_ruinous(report):
+    found = _policy(report, "xshare:budget=8")
+    assert found["experts"]["value"] == 8
+    assert found["rise"]["value"] > 0.03
+    assert found["divergence"]["value"] > 0.05
+    assert found["agreement"]["value"] < 0.9
+    assert found["worst_retained"]["value"] < found["retained"]["value"] < 0.9
+
+
+def test_a_mild_policy_lies_between(report):
+    (result,) = report["results"]
+    found = _policy(report, "lynx:alpha=3,beta=4")
+    assert 8 < found["experts"]["value"] < result["experts"]
+    np.testing.assert_allclose(
+        found["saved"]["value"], result["experts"] - found["experts"]["value"]
+    )
+    np.testing.assert_allclose(np.mean(found["experts_per_layer"]), found["experts"]["value"])
+    np.testing.assert_allclose(
+        np.sum(found["use"], axis=1), found["experts_per_layer"], atol=64 * 5e-5
+    )
+    assert 0 < found["divergence"]["value"] < 0.1
+    assert result["scored_tokens"] == 2 * 4 * 8
+    assert sum(domain["windows"] for domain in found["domains"].values()) == 8
+
+
+@given(st.lists(st.floats(-5, 5), min_size=2, max_size=20))
+def test_errors_of_independent_values_are_ordinary(values):
+    found = clustered(np.array(values), np.arange(len(values)))
+    np.testing.assert_allclose(found.value, np.mean(values), atol=1e-12)
+    ordinary = np.std(values, ddof=1) / np.sqrt(len(values))
+    np.testing.assert_allclose(found.error, ordinary, atol=1e-12)
+
+
+def test_repeated_values_add_nothing_within_a_document():
+    once = clustered(np.array([1.0, 2.0, 4.0]), np.arange(3))
+    assert clustered(np.repeat([1.0, 2.0, 4.0], 5), np.repeat([7, 3, 9], 5)).error == pytest.approx(
+        once.error
+    )
+    assert clustered(np.array([1.0, 2.0]), np.zeros(2, int)).error is None
+
+
+def test_settings_follow_their_policy():
+    found = parse_policies("off, lynx:alpha=3,beta=4 ,oea:k0=4,min_rows=3", 8, 64)
+    assert found == {
+        "off": TopK(),
+        "lynx:alpha=3,beta=4": Lynx(3, 4),
+        "oea:k0=4,min_rows=3": OEA(4, min_rows=3),
+    }
+    with pytest.raises(InputError, match="--policies"):
+        parse_policies(" ,", 8, 64)
+
+
+@pytest.mark.parametrize(("k", "num_experts"), [(1, 16), (2, 8), (8, 64), (6, 160), (4, 128)])
+def test_the_grid_fits_every_router(k, num_experts):
+    assert len(sweep(k, num_experts)) > 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--demo-data"], "--policies"),
+        (["--policies", "off"], "--text"),
+        (["--demo-data", "--policies", "none"], "not known"),
+        (["--demo-data", "--policies", "oea:k0=9"], "at most k=8"),
+        (["--demo-data", "--policies", "off", "--batch", "0"], "--batch"),
+        (["--demo-data", "--policies", "off", "--batch", "9999"], "smaller --batch"),
+        (["--demo-data", "--policies", "off", "--batches", "0"], "--batches"),
+        (["--demo-data", "--policies", "off", "--prompt-tokens", "256"], "--prompt-tokens"),
+        (["--demo-data", "--policies", "off", "--seed", "-1"], "--seed"),
+        (["--text", "no/such/file", "--policies", "off"], "no/such/file"),
+        (["--demo-data", "--policies", "off", "--model", "no/such"], "no/such"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(capsys, arguments, says):
+    try:
+        code = cli.run(arguments)
+    except SystemExit as e:
+        code = e.code
+    assert code == 2
+    error = capsys.readouterr().err
+    assert re.fullmatch(r"error: [^\n]+\n", error), error
+    assert says in error
+
+
+def test_plots_without_matplotlib_are_refused_first(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert cli.run([*_SMALL, "--policies", "off", "--out", str(tmp_path / "out")]) == 2
+    assert "--no-plots" in capsys.readouterr().err
