@@ -9,6 +9,7 @@ Array axes in comments: B rows, T tokens, S cache entries, H heads, C latent, P 
 head, R rotary part, V value width.
 """
 
+import functools
 from dataclasses import dataclass
 from typing import Self
 
@@ -153,5 +154,15 @@ class LatentAttention(nnx.Module):
 
 
 def _dot(subscripts: str, a: Array, b: Array) -> Array:
-    """An einsum that sums and ends in float32."""
-    return jnp.einsum(subscripts, a, b, preferred_element_type=jnp.float32)
+    """An einsum that sums and ends in float32.
+
+    XLA for CPU runs no batched product of two bfloat16 arrays with a float32 result; products of
+    bfloat16 numbers are exact in float32, so casting first gives the same.
+    """
+    product: Array = jax.lax.platform_dependent(
+        a,
+        b,
+        cpu=lambda a, b: jnp.einsum(subscripts, a.astype(jnp.float32), b.astype(jnp.float32)),
+        default=functools.partial(jnp.einsum, subscripts, preferred_element_type=jnp.float32),
+    )
+    return product

@@ -1,5 +1,7 @@
 """Latent attention: what decode keeps and never makes, and its two forms against NumPy."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from lynx_jax.backends import ReferenceBackend
 from lynx_jax.models import DeepseekV2ForCausalLM, DeepseekV3ForCausalLM
-from lynx_jax.models.mla import LatentAttention
+from lynx_jax.models.mla import LatentAttention, _dot
 from lynx_jax.policies import TopK
 from lynx_jax.routing import Phase
 from tests.models.test_deepseek_config import read
@@ -142,3 +144,12 @@ def test_the_cache_holds_a_latent_vector_and_one_rotary_key_a_token(model_type, 
     assert model.cache_bytes_per_token() == 2 * width * 3
     kept = nnx.eval_shape(prefilled, model, jnp.zeros((1, 6), jnp.int32))
     assert [leaf.shape for leaf in jax.tree.leaves(kept)] == [(1, 6, width)] * 3
+
+
+def test_products_of_bfloat16_numbers_end_in_float32():
+    a, b = (normal(2, 3, 4, 5, seed=seed, dtype=jnp.bfloat16) for seed in (1, 2))
+    for subscripts, y in {"bthc,bshc->bhts": b, "bthc,bsc->bhts": b[:, :, 0]}.items():
+        found = jax.jit(functools.partial(_dot, subscripts))(a, y)
+        assert found.dtype == jnp.float32
+        wanted = np.einsum(subscripts, np.asarray(a, np.float64), np.asarray(y, np.float64))
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
