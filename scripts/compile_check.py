@@ -17,6 +17,7 @@ h200.prepare()
 
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
+from compile_recipe.expert_cases import expert_cases  # noqa: E402
 from compile_recipe.routing_cases import routing_cases  # noqa: E402
 from flax import nnx  # noqa: E402
 
@@ -108,18 +109,39 @@ def check_routing(rows: list[int], modes: list[str]) -> Iterator[str]:
             yield f"{name}: takes maxima of unsigned integers"
 
 
+def check_experts(rows: list[int]) -> Iterator[str]:
+    """Compiles the expert kernels, prints a line each case, and yields what is wrong."""
+    for name, experts, shapes, activations in expert_cases(rows):
+        compiled = h200.compile_for_h200(experts, *shapes)
+        for kernel in compiled.kernels:
+            print(
+                f"{name}, {kernel.name}: {kernel.registers} registers, {kernel.spill_bytes} bytes "
+                f"spilled, {kernel.shared_bytes} bytes of shared memory",
+                flush=True,
+            )
+            if kernel.spill_bytes:
+                yield f"{name}, {kernel.name}: registers are spilled"
+        print(f"{name}: temporaries {compiled.temporary_bytes / 1e6:.2f} MB", flush=True)
+        if compiled.temporary_bytes > activations:
+            yield f"{name}: temporaries larger than the activations ({activations} bytes)"
+
+
 def main() -> int:
     """Command line; 1 if a kernel spills or a step holds too large temporaries."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rows", type=int, nargs="+", default=[16], help="batch sizes")
+    parser.add_argument("--rows", type=int, nargs="*", default=[16], help="batch sizes")
     parser.add_argument("--policies", nargs="+", default=["off", "lynx"])
     parser.add_argument(
         "--routing", type=int, nargs="*", default=[16], help="batch sizes for the routing kernel"
     )
     parser.add_argument("--modes", nargs="+", default=["lynx"], help="the routing kernel's modes")
+    parser.add_argument(
+        "--experts", type=int, nargs="*", default=[16], help="batch sizes for the expert kernels"
+    )
     options = parser.parse_args()
     problems = list(check(options.rows, options.policies))
     problems += check_routing(options.routing, options.modes)
+    problems += check_experts(options.experts)
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     return 1 if problems else 0

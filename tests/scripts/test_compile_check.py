@@ -53,7 +53,9 @@ def test_a_copy_of_weights_shows_in_the_temporaries() -> None:
 
 
 def test_decode_steps_compile_without_copies() -> None:
-    lines = run("compile_check.py", "--rows", "4", "--policies", "lynx", "--routing").splitlines()
+    lines = run(
+        "compile_check.py", "--rows", "4", "--policies", "lynx", "--routing", "--experts"
+    ).splitlines()
     assert [line.partition(":")[0] for line in lines] == [
         "demo, B=4, lynx",
         "Qwen3-30B-A3B, 2 layers, B=4, lynx",
