@@ -31,8 +31,6 @@ def why_not(policy: Policy, router: Router, k: int, num_experts: int) -> str | N
         return f"the routing kernel chooses up to {LARGEST_K} experts a row, the layer uses {k}"
     if router.score == "sparsemixer":
         return "the routing kernel does not score by sparsemixer"
-    if router.score == "sparsemixer":
-        return "the routing kernel has no sparsemixer scores"
     if _selection(policy, k) is None:
         return f"the routing kernel has no mode for {policy}"
     return None
