@@ -50,7 +50,7 @@ class Demand:
 
     @classmethod
     def for_model(cls, k: int, num_experts: int) -> Self:
-        """A threshold of 0.95 times a row's even share, 1/k; N does not matter."""
+        """A threshold of 0.95 times a row's even share, 1/k; measured for 8 of 64 only."""
         return cls(0.95 / k)
 
     def survivors(
