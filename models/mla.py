@@ -156,8 +156,9 @@ class LatentAttention(nnx.Module):
 def _dot(subscripts: str, a: Array, b: Array) -> Array:
     """An einsum that sums and ends in float32.
 
-    XLA for CPU runs no batched product of two bfloat16 arrays with a float32 result; products of
-    bfloat16 numbers are exact in float32, so casting first gives the same.
+    In a compiled step, XLA for CPU may meet a product of bfloat16 arrays with a float32 result
+    that it cannot run. Products of bfloat16 numbers are exact in float32: casting first gives the
+    same.
     """
     product: Array = jax.lax.platform_dependent(
         a,
