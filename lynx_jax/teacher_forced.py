@@ -106,7 +106,7 @@ def route_teacher_forced(
     top_ids = top_k(scores.choice, k)
     active, num_active = compact(expert_union(ids, flat_live, num_experts))
     top_used = expert_union(top_ids, flat_live, num_experts)
-    kept = _mass(scores.weight, ids) / (_mass(scores.weight, top_ids) + _LEAST_MASS)
+    kept = _mass(scores.probability, ids) / (_mass(scores.probability, top_ids) + _LEAST_MASS)
     return (
         Routing(ids, weights, flat_live, active, num_active, jnp.sum(top_used, dtype=jnp.int32)),
         StepRouting(

@@ -20,16 +20,6 @@ from tests.models.tables import size_row
 DOCS = Path(__file__).parents[2] / "docs" / "models.md"
 
 
-def is_covered(name):
-    try:
-        return bool(get_family(CHECKPOINTS[name].config["model_type"]))
-    except InputError:
-        return False
-
-
-COVERED = list(filter(is_covered, CHECKPOINTS))
-
-
 @functools.cache
 def built(model_type, config):
     """The model of a config, without arrays; quantised checkpoints have that of the plain ones."""
@@ -65,12 +55,12 @@ def place(name, tensors):
     return match(table, shapes_of(name), tensors, name, read_packing(raw))
 
 
-@pytest.mark.parametrize("name", COVERED)
+@pytest.mark.parametrize("name", CHECKPOINTS)
 def test_parameter_count(name):
     assert sum(map(math.prod, shapes_of(name).values())) == CHECKPOINTS[name].parameters
 
 
-@pytest.mark.parametrize("name", COVERED)
+@pytest.mark.parametrize("name", CHECKPOINTS)
 def test_every_published_tensor_has_its_place(name):
     published, tensors = CHECKPOINTS[name], stored(name)
     listed = [(t.name, t.code, t.shape) for t in tensors.values()]
@@ -79,7 +69,7 @@ def test_every_published_tensor_has_its_place(name):
     assert place(name, tensors).keys() == shapes_of(name).keys()
 
 
-@pytest.mark.parametrize("name", [name for name in COVERED if not name.endswith("-FP8")])
+@pytest.mark.parametrize("name", [name for name in CHECKPOINTS if not name.endswith("-FP8")])
 def test_the_docs_state_the_size(name):
     assert size_row(name, model_of(name)) in DOCS.read_text().splitlines()
 
