@@ -47,8 +47,8 @@ def expected(case: str) -> dict[str, np.ndarray]:
 
 
 @functools.cache
-def load(case: str, backend: str) -> LoadedModel:
-    """The case's checkpoint in float32, with the config.json of the case.
+def load(case: str, backend: str, dtype: str = "float32") -> LoadedModel:
+    """The case's checkpoint in a dtype, with the config.json of the case.
 
     A folder without a tokenizer gets one that has nothing to do with the model.
     """
@@ -60,7 +60,7 @@ def load(case: str, backend: str) -> LoadedModel:
         shutil.copytree(folder, complete, dirs_exist_ok=True)
         if CASES[case]["config"] is not None:
             shutil.copy(GOLDEN / CASES[case]["config"], complete / "config.json")
-        return lynx_jax.load(complete, backend=backend, dtype="float32")
+        return lynx_jax.load(complete, backend=backend, dtype=dtype)
 
 
 def full_pass(model: DecoderForCausalLM, ids: np.ndarray, live: np.ndarray | None = None):
