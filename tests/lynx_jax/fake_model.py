@@ -57,6 +57,9 @@ class FakeModel(nnx.Module):
         """The next token first, then the others by distance."""
         return -jnp.abs(jnp.arange(self.vocab) - hidden)
 
+    def cache_bytes_per_token(self) -> int:
+        return 4
+
     def init_cache(self, rows: int, entries: int) -> jax.Array:
         return jnp.zeros((rows, entries, 1), jnp.int32)
 
