@@ -103,6 +103,8 @@ def prepare() -> None:
     if importlib.util.find_spec("jax_cuda13_plugin") is None:
         raise SystemExit("no CUDA plugin of XLA here: pip install 'lynx-jax[compile]'")
     os.environ["JAX_PLATFORMS"] = "cpu"
+    # A program out of the cache tells nothing about its kernels.
+    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
     os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
     os.environ["MOSAIC_GPU_DUMP_PTXAS"] = os.environ["MOSAIC_GPU_DUMP_PTX"] = "1"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
