@@ -25,14 +25,13 @@ class Layer(NamedTuple):
 _DEEPSEEK_V3 = Router("sigmoid", "renormalize", 2.5, groups=8, kept_groups=4, group_score="top2")
 LAYERS = {
     "Mixtral-8x7B": Layer(8, 2, Router("softmax", "renormalize")),
-    "Qwen2-57B": Layer(64, 8, Router("softmax", "keep_sum")),
+    "Qwen2-57B, OLMoE": Layer(64, 8, Router("softmax", "keep_sum")),
     "Qwen3-30B, 235B": Layer(128, 8, Router("softmax", "renormalize")),
     "DeepSeek-V2-Lite": Layer(64, 6, Router("softmax", "keep_sum")),
     "DeepSeek-V2": Layer(160, 6, Router("softmax", "keep_sum", 16.0, groups=8, kept_groups=3)),
     "DeepSeek-V3": Layer(256, 8, _DEEPSEEK_V3, biased=True),
     "Llama-4-Scout": Layer(16, 1, Router("sigmoid", "own")),
     "Llama-4-Maverick": Layer(128, 1, Router("sigmoid", "own")),
-    "OLMoE": Layer(64, 8, Router("softmax", "keep_sum")),
     "gpt-oss-20b": Layer(32, 4, Router("softmax", "renormalize")),
     "gpt-oss-120b": Layer(128, 4, Router("softmax", "renormalize")),
 }
