@@ -82,18 +82,7 @@ class ReferenceBackend:
     name: str = "reference"
     split: bool = False
 
-    def route(
-        self,
-        logits: Array,
-        live: Array,
-        *,
-        k: int,
-        router: Router,
-        bias: Array | None = None,
-        policy: Policy,
-        phase: Phase,
-    ) -> Routing:
-        return route(logits, live, k=k, router=router, bias=bias, policy=policy, phase=phase)
+    route = staticmethod(route)
 
     def __call__(
         self,
@@ -125,18 +114,7 @@ class LoopBackend:
     split: bool = True
     dense_rows: int = 16
 
-    def route(
-        self,
-        logits: Array,
-        live: Array,
-        *,
-        k: int,
-        router: Router,
-        bias: Array | None = None,
-        policy: Policy,
-        phase: Phase,
-    ) -> Routing:
-        return route(logits, live, k=k, router=router, bias=bias, policy=policy, phase=phase)
+    route = staticmethod(route)
 
     def __call__(
         self,

@@ -13,8 +13,6 @@ from lynx_jax.pallas_kernels.expert_kernels import expert_ffn
 from lynx_jax.pallas_kernels.expert_limits import MAX_ROWS
 from lynx_jax.pallas_kernels.expert_tiles import TileKey, expert_tiles
 from lynx_jax.pallas_kernels.ragged import RaggedDot, ragged_by_expert
-from lynx_jax.policies import Policy
-from lynx_jax.routers import Router
 from lynx_jax.routing import Phase, Routing, route
 
 
@@ -33,20 +31,7 @@ class MosaicBackend:
     name: str = "mosaic"
     split: bool = False
 
-    def route(
-        self,
-        logits: Array,
-        live: Array,
-        *,
-        k: int,
-        router: Router,
-        bias: Array | None = None,
-        policy: Policy,
-        phase: Phase,
-    ) -> Routing:
-        return kernel_routing.route(
-            logits, live, k=k, router=router, bias=bias, policy=policy, phase=phase
-        )
+    route = staticmethod(kernel_routing.route)
 
     def __call__(
         self,
@@ -85,18 +70,7 @@ class RaggedBackend:
     name: str = "ragged"
     split: bool = False
 
-    def route(
-        self,
-        logits: Array,
-        live: Array,
-        *,
-        k: int,
-        router: Router,
-        bias: Array | None = None,
-        policy: Policy,
-        phase: Phase,
-    ) -> Routing:
-        return route(logits, live, k=k, router=router, bias=bias, policy=policy, phase=phase)
+    route = staticmethod(route)
 
     def __call__(
         self,
