@@ -1,5 +1,7 @@
 """Routing by the fused GPU kernel, with the signature of ``lynx_jax.routing.route``."""
 
+import functools
+import logging
 from typing import Any
 
 import jax.numpy as jnp
@@ -19,12 +21,13 @@ from lynx_jax.routers import Router
 from lynx_jax.routing import Phase, Routing
 from lynx_jax.routing import route as route_in_jax
 
+_log = logging.getLogger(__name__)
 
-def why_not(policy: Policy, router: Router, k: int, num_experts: int) -> str | None:
-    """Why decode steps of such a layer are routed in plain JAX; None if the kernel routes them.
 
-    Batches above 64 rows are routed in plain JAX in any case: one thread block holds no more.
-    """
+def why_not(policy: Policy, router: Router, k: int, num_experts: int, rows: int) -> str | None:
+    """Why decode steps of such a layer are routed in plain JAX; None if the kernel routes them."""
+    if rows > MOST_ROWS:
+        return f"the routing kernel holds {MOST_ROWS} rows, the batch has {rows}"
     if num_experts > MOST_EXPERTS:
         return f"the routing kernel holds {MOST_EXPERTS} experts, the layer has {num_experts}"
     if k > LARGEST_K:
@@ -34,6 +37,11 @@ def why_not(policy: Policy, router: Router, k: int, num_experts: int) -> str | N
     if _selection(policy, k) is None:
         return f"the routing kernel has no mode for {policy}"
     return None
+
+
+@functools.cache
+def _say_once(reason: str) -> None:
+    _log.warning("decode steps are routed in plain JAX: %s", reason)
 
 
 def route(
@@ -48,20 +56,19 @@ def route(
     interpret: Any = False,
 ) -> Routing:
     """Choose k experts a row and weigh them: in decode by one kernel launch where ``why_not`` has
-    nothing against it and the batch is of at most 64 rows, else by ``lynx_jax.routing.route``.
+    nothing against it, else, which a warning says, by ``lynx_jax.routing.route``.
 
     Args:
       interpret: ``plgpu.InterpretGPUParams`` to run the kernel on a CPU.
     """
     rows, num_experts = logits.shape
-    selection = _selection(policy, k)
-    if (
-        phase is Phase.PREFILL
-        or rows > MOST_ROWS
-        or why_not(policy, router, k, num_experts)
-        or selection is None
-    ):
+    reason = why_not(policy, router, k, num_experts, rows)
+    if phase is Phase.DECODE and reason is not None:
+        _say_once(reason)
+    if phase is Phase.PREFILL or reason is not None:
         return route_in_jax(logits, live, k=k, router=router, bias=bias, policy=policy, phase=phase)
+    selection = _selection(policy, k)
+    assert selection is not None  # else there was a reason
     if logits.dtype != jnp.bfloat16:
         logits = logits.astype(jnp.float32)
     routed = fused_routing(

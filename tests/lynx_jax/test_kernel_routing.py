@@ -14,10 +14,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from lynx_jax import kernel_routing
 from lynx_jax.kernel_routing import route, why_not
 from lynx_jax.pallas_kernels import fused_kernel
 from lynx_jax.pallas_kernels.routing_tiling import RowTiling
-from lynx_jax.policies import OEA, Lynx, TopK, XShare
+from lynx_jax.policies import OEA, Demand, Lynx, TopK, XShare
 from lynx_jax.routers import Router
 from lynx_jax.routing import Phase
 from lynx_jax.routing import route as route_in_jax
@@ -128,6 +129,22 @@ def test_no_row_or_one_row_is_live(case, live_share):
     assert_equal(kernel(*rows), plain(*rows))
 
 
+@pytest.mark.parametrize(
+    ("case", "seed", "live_share"),
+    [
+        (CASES[9], 4, 0.4),  # three live rows, where min_rows is four and remapping would save
+        (CASES[3], 1, 0.6),  # rows that are not live would vote by their bias
+        (CASES[4], 1, 0.6),  # or for the first groups
+        (CASES[11], 1, 1.0),  # rows with fewer survivors in their groups than k
+    ],
+    ids=["min_rows", "dead_biased", "dead_grouped", "few_survivors"],
+)
+def test_batches_in_which_a_mask_matters(case, seed, live_share):
+    kernel, plain = routed(case)
+    rows = draw(case, seed, live_share, 0.0, 0)
+    assert_equal(kernel(*rows), plain(*rows))
+
+
 LARGE = [
     Case(15, 128, 8, RENORMALIZED, Lynx(3.0, 2)),
     Case(16, 64, 8, DEEPSEEK_V3, XShare(20), biased=True),
@@ -164,15 +181,29 @@ def test_many_warpgroups():
     assert done.returncode == 0, done.stderr
 
 
-def test_what_the_kernel_has_no_mode_for_is_routed_in_plain_jax():
-    assert why_not(Lynx(3.0, 2), RENORMALIZED, 8, 128) is None
-    assert (
-        why_not(TopK(), RENORMALIZED, 8, 512)
-        == "the routing kernel holds 256 experts, the layer has 512"
-    )
-    assert "up to 32 experts a row" in why_not(TopK(), RENORMALIZED, 40, 128)
-    assert "sparsemixer" in why_not(TopK(), SPARSEMIXER, 2, 16)
-    assert "no mode for <object" in why_not(object(), RENORMALIZED, 8, 128)
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [
+        ((Lynx(3.0, 2), RENORMALIZED, 8, 128, 64), None),
+        ((Lynx(3.0, 2), RENORMALIZED, 8, 128, 65), "holds 64 rows, the batch has 65"),
+        ((TopK(), RENORMALIZED, 8, 512, 1), "holds 256 experts, the layer has 512"),
+        ((TopK(), RENORMALIZED, 40, 128, 1), "up to 32 experts a row"),
+        ((TopK(), SPARSEMIXER, 2, 16, 1), "sparsemixer"),
+        ((Demand(0.1), RENORMALIZED, 8, 128, 1), "no mode for Demand"),
+    ],
+)
+def test_why_a_layer_is_routed_in_plain_jax(layer, reason):
+    found = why_not(*layer)
+    assert found is None if reason is None else reason in found
+
+
+def test_routing_in_plain_jax_is_said_once(caplog):
+    kernel_routing._say_once.cache_clear()
+    settings = {"k": 2, "router": RENORMALIZED, "policy": Demand(0.1)}
+    for phase in (Phase.PREFILL, Phase.DECODE, Phase.DECODE):
+        route(jnp.zeros((2, 8)), jnp.ones(2, bool), phase=phase, **settings)
+    assert len(caplog.messages) == 1
+    assert "routed in plain JAX: the routing kernel has no mode for Demand" in caplog.text
 
 
 @pytest.mark.parametrize(
