@@ -17,10 +17,10 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
 from lynx_jax.errors import InputError
+from lynx_jax.evaluation.likelihood import Pair, decode_scorer, prefill_scorer
 from lynx_jax.generation import Generator
 from lynx_jax.loading import load
 from lynx_jax.requests import SamplingParams
-from lynx_jax.scoring import Pair, decode_scorer, prefill_scorer
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _SCORINGS = {

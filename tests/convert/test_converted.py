@@ -40,7 +40,7 @@ def read_all(folder: Path) -> list[np.ndarray]:
     return [reader.read(info, 0, info.num_rows) for info in reader.tensors]
 
 
-def fails(folder: Path, message: str) -> None:
+def assert_fails(folder: Path, message: str) -> None:
     with pytest.raises(InputError, match=message) as caught:
         read_all(folder)
     assert "\n" not in str(caught.value)
@@ -55,7 +55,7 @@ def test_pristine(folder: Path) -> None:
 
 def test_a_group_with_a_file_too_many_is_damaged(folder: Path) -> None:
     (folder / "weights" / "00000" / "stray").write_bytes(b"stray")
-    fails(folder, "is damaged: expected")
+    assert_fails(folder, "is damaged: expected")
 
 
 def test_reading_sets_up_no_logging_and_leaves_the_hooks(folder: Path) -> None:
@@ -67,19 +67,19 @@ def test_reading_sets_up_no_logging_and_leaves_the_hooks(folder: Path) -> None:
 
 def test_without_manifest(folder: Path) -> None:
     (folder / "manifest.json").unlink()
-    fails(folder, r"has converted weights but no manifest\.json; convert again")
+    assert_fails(folder, r"has converted weights but no manifest\.json; convert again")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": "lynx_jax"}'])
 def test_manifest_that_is_none(folder: Path, text: str) -> None:
     (folder / "manifest.json").write_text(text)
-    fails(folder, "manifest.json")
+    assert_fails(folder, "manifest.json")
 
 
 def test_truncated_manifest(folder: Path) -> None:
     path = folder / "manifest.json"
     path.write_text(path.read_text()[:-40])
-    fails(folder, "may be cut off")
+    assert_fails(folder, "may be cut off")
 
 
 def pop(name: str) -> Callable[[dict[str, Any]], None]:
@@ -121,24 +121,26 @@ def test_manifest_that_does_not_fit(
     manifest = json.loads(path.read_text())
     change(manifest)
     path.write_text(json.dumps(manifest))
-    fails(folder, message)
+    assert_fails(folder, message)
 
 
 def test_group_that_is_gone(folder: Path) -> None:
     shutil.rmtree(folder / "weights" / "00000")
-    fails(folder, "weights/00000 is damaged: expected .* bytes in its files, they have 0; copy")
+    assert_fails(
+        folder, "weights/00000 is damaged: expected .* bytes in its files, they have 0; copy"
+    )
 
 
 def test_group_that_was_cut_off(folder: Path) -> None:
     largest = max((folder / "weights").rglob("*"), key=lambda path: path.stat().st_size)
     largest.write_bytes(largest.read_bytes()[:-1])
-    fails(folder, "weights/00000 is damaged")
+    assert_fails(folder, "weights/00000 is damaged")
 
 
 def test_group_that_orbax_cannot_read(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for path in (folder / "weights").rglob("d/*"):
         path.write_bytes(bytes(path.stat().st_size))
-    fails(folder, "weights/00000: cannot be read as an Orbax checkpoint .*; convert again")
+    assert_fails(folder, "weights/00000: cannot be read as an Orbax checkpoint .*; convert again")
     assert capfd.readouterr().err == ""
 
 
@@ -155,14 +157,14 @@ def replace_group(folder: Path, change: Callable[[dict[str, np.ndarray]], object
 
 def test_group_that_lacks_a_tensor(folder: Path) -> None:
     replace_group(folder, lambda tensors: tensors.pop(NORM))
-    fails(folder, f"group 00000 does not hold {NORM} as float32")
+    assert_fails(folder, f"group 00000 does not hold {NORM} as float32")
 
 
 def test_group_with_nan(folder: Path) -> None:
     replace_group(folder, lambda tensors: tensors["lm_head.weight"].fill(np.nan))
-    fails(folder, r"tensor lm_head\.weight holds nan")
+    assert_fails(folder, r"tensor lm_head\.weight holds nan")
 
 
 def test_folder_of_an_unfinished_conversion(folder: Path) -> None:
     renamed = folder.rename(folder.with_name("dst.partial"))
-    fails(renamed, "is an unfinished conversion; convert again")
+    assert_fails(renamed, "is an unfinished conversion; convert again")

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lynx_jax.evaluation.likelihood import decode_scorer, prefill_scorer
 from lynx_jax.policies import Lynx, TopK
-from lynx_jax.scoring import decode_scorer, prefill_scorer
 from tests.models.golden import decode, load
 
 PAIRS = [
