@@ -121,7 +121,8 @@ def _add_execution(group: argparse._ArgumentGroup) -> None:
         "--policy",
         default="lynx",
         metavar="POLICY",
-        help="expert selection in decode: off, lynx, lynx:alpha=A,beta=B[,floor=F], demand, "
+        help="expert selection in decode: off, lynx, lynx:alpha=A,beta=B[,floor=F], "
+        "lynx:preset=authors, demand, "
         "demand:threshold=T[,power=P], oea:k0=K, xshare:budget=M[,k0=K] (default: lynx). It acts "
         "where at least two prompts decode together, and makes a text depend on its batch mates",
     )

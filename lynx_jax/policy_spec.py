@@ -1,6 +1,7 @@
 """Policies written as text: ``off``, ``lynx``, ``lynx:alpha=3,beta=4``, ``oea:k0=4`` and so on."""
 
 import dataclasses
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from lynx_jax.errors import InputError
@@ -9,16 +10,17 @@ from lynx_jax.policies import OEA, Demand, Lynx, Policy, TopK, XShare
 _CLASSES: dict[str, type[Any]] = {"lynx": Lynx, "demand": Demand, "oea": OEA, "xshare": XShare}
 
 POLICY_FORMS = (
-    "off, lynx, lynx:alpha=A,beta=B[,floor=F], demand, demand:threshold=T[,power=P], oea:k0=K, "
-    "xshare:budget=M[,k0=K]"
+    "off, lynx, lynx:alpha=A,beta=B[,floor=F], lynx:preset=authors, demand, "
+    "demand:threshold=T[,power=P], oea:k0=K, xshare:budget=M[,k0=K]"
 )
 
 
 def parse_policy(text: str, k: int, num_experts: int) -> Policy:
     """The policy that ``text`` names, for a router that uses k of num_experts experts.
 
-    ``lynx`` without alpha and beta takes ``Lynx.for_model``, ``demand`` without threshold
-    ``Demand.for_model``. ``min_rows=R`` may be added to each.
+    ``lynx`` without alpha and beta takes ``Lynx.for_model``, with ``preset=authors``
+    ``Lynx.authors``; ``demand`` without threshold ``Demand.for_model``. ``min_rows=R`` may be added
+    to each.
 
     Raises:
       InputError: the text is not of a known form, or the policy is impossible for this router.
@@ -30,31 +32,52 @@ def parse_policy(text: str, k: int, num_experts: int) -> Policy:
         return TopK()
     if name not in _CLASSES:
         raise InputError(f"policy {text!r} is not known; expected one of: {POLICY_FORMS}")
-    settings = _parse_settings(text, _CLASSES[name], arguments)
-    policy = _build(text, name, settings, k, num_experts)
+    kinds = {field.name: str(field.type) for field in dataclasses.fields(_CLASSES[name])}
+    known = [*kinds, "preset"] if name == "lynx" else list(kinds)
+    given = _split(text, known, arguments)
+    preset = given.pop("preset", None)
+    settings = {key: _number(text, key, kinds[key], value) for key, value in given.items()}
+    if preset is None:
+        policy = _build(text, name, settings, k, num_experts)
+    else:
+        policy = _preset(text, preset, settings, k, num_experts)
     policy.validate(k, num_experts)
     return policy
 
 
-def _parse_settings(text: str, policy_class: type[Any], arguments: str) -> dict[str, float]:
-    types = {field.name: str(field.type) for field in dataclasses.fields(policy_class)}
-    settings: dict[str, float] = {}
+def _split(text: str, known: Collection[str], arguments: str) -> dict[str, str]:
+    """Each setting's text by its name."""
+    settings: dict[str, str] = {}
     for item in filter(None, (part.strip() for part in arguments.split(","))):
         key, equals, value = (part.strip() for part in item.partition("="))
-        if not equals or key not in types:
+        if not equals or key not in known:
             raise InputError(
-                f"policy {text!r}: expected settings out of {', '.join(types)} as name=value, "
+                f"policy {text!r}: expected settings out of {', '.join(known)} as name=value, "
                 f"got {item!r}"
             )
         if key in settings:
             raise InputError(f"policy {text!r}: {key!r} is given twice")
-        number = float if "float" in types[key] else int
-        try:
-            settings[key] = number(value)
-        except ValueError:
-            kind = "a number" if number is float else "a whole number"
-            raise InputError(f"policy {text!r}: expected {key} as {kind}, got {value!r}") from None
+        settings[key] = value
     return settings
+
+
+def _number(text: str, key: str, kind: str, value: str) -> float:
+    number = float if "float" in kind else int
+    try:
+        return number(value)
+    except ValueError:
+        wanted = "a number" if number is float else "a whole number"
+        raise InputError(f"policy {text!r}: expected {key} as {wanted}, got {value!r}") from None
+
+
+def _preset(text: str, name: str, settings: Mapping[str, float], k: int, num_experts: int) -> Lynx:
+    """Lynx with constants that have a name, and other settings as given."""
+    if name != "authors":
+        raise InputError(f"policy {text!r}: expected preset=authors, got {name!r}")
+    both = [key for key in ("alpha", "beta") if key in settings]
+    if both:
+        raise InputError(f"policy {text!r}: expected a preset or constants, got {both[0]} too")
+    return dataclasses.replace(Lynx.authors(k, num_experts), **settings)  # type: ignore[arg-type]
 
 
 def _build(text: str, name: str, settings: dict[str, float], k: int, num_experts: int) -> Policy:

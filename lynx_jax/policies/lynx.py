@@ -66,8 +66,26 @@ class Lynx:
 
         Where they list several models of one shape (Qwen3-30B and 235B), the smaller one's.
         """
-        authors = _AUTHORS_CONSTANTS.get((k, num_experts))
-        return cls(*authors) if authors else cls.from_ratio(k, num_experts)
+        listed = (k, num_experts) in _AUTHORS_CONSTANTS
+        return cls.authors(k, num_experts) if listed else cls.from_ratio(k, num_experts)
+
+    @classmethod
+    def authors(cls, k: int, num_experts: int) -> Self:
+        """The constants that the authors of arXiv 2411.08982 ship for a router of this shape.
+
+        Where they list several models of one shape (Qwen3-30B and 235B), the smaller one's.
+
+        Raises:
+          InputError: they list no such router.
+        """
+        constants = _AUTHORS_CONSTANTS.get((k, num_experts))
+        if constants is None:
+            listed = ", ".join(f"{k} of {experts}" for k, experts in _AUTHORS_CONSTANTS)
+            raise InputError(
+                f"lynx: expected a router that the authors list ({listed}), got {k} of "
+                f"{num_experts}; give alpha and beta, or neither for this project's"
+            )
+        return cls(*constants)
 
     @classmethod
     def from_ratio(cls, k: int, num_experts: int) -> Self:

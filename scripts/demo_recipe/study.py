@@ -16,7 +16,7 @@ from demo_recipe.training_model import Shape
 
 WIDTH = 192
 ACTIVE_WIDTH = 384  # hidden units of the experts that a token uses, all together
-ROUTERS = ((2, 8), (4, 32), (6, 64))
+ROUTERS = ((2, 8), (4, 32), (6, 64), (8, 64))
 STEPS = 1800
 TOKENS_PER_STEP = 2048
 

@@ -243,10 +243,10 @@ def test_for_model_gives_constants_for_any_router(k, num_experts):
         assert len(survivors(policy, logits, np.ones(16, bool), k)) >= k
 
 
-def test_for_model_gives_the_authors_constants():
-    assert Lynx.for_model(2, 8) == Lynx(0.7, 1)
-    assert Lynx.for_model(8, 64) == Lynx(3.0, 4)
-    assert Lynx.for_model(8, 128) == Lynx(3.0, 2)
+def test_the_authors_constants_are_at_hand():
+    assert Lynx.authors(2, 8) == Lynx(0.7, 1)
+    assert Lynx.authors(8, 64) == Lynx(3.0, 4)
+    assert Lynx.authors(8, 128) == Lynx(3.0, 2)
 
 
 def test_a_single_expert_a_token_has_no_floor_by_default():
@@ -264,6 +264,7 @@ def test_a_single_expert_a_token_has_no_floor_by_default():
         (lambda: Lynx(1.0, 1, floor=-1), "floor of at least 0"),
         (lambda: Lynx(1.0, 1, floor=9).validate(8, 64), "floor of at most k=8"),
         (lambda: Lynx(1.0, 1, min_rows=0), "min_rows from 1"),
+        (lambda: Lynx.authors(4, 60), r"list \(2 of 8, .*\), got 4 of 60"),
         (lambda: OEA(0), "k0 of at least 1"),
         (lambda: OEA(9).validate(8, 64), "k0 of at most k=8"),
         (lambda: XShare(0), "budget of at least 1"),
