@@ -12,7 +12,7 @@ from lynx_jax.errors import InputError
 _EXAMPLES = """\
 examples:
   python -m lynx_jax.evaluate --demo-data --policies off,lynx,lynx:alpha=3,beta=2,oea:k0=4
-  python -m lynx_jax.evaluate --demo-data --sweep --batch 16 --out results
+  python -m lynx_jax.evaluate --demo-data --sweep --batch 16 --against oea:k0=3 --out results
   python -m lynx_jax.evaluate --model DIR --text held_out.jsonl --batch 8,32 --policies lynx
 
 Exit codes: 0; 2 for bad input, with one line that says what is wrong; 130 after Ctrl-C.
@@ -49,6 +49,11 @@ def build_parser() -> argparse.ArgumentParser:
         "--policies", metavar="LIST", help="policies, separated by commas: off,lynx,oea:k0=4"
     )
     chosen.add_argument("--sweep", action="store_true", help="a grid over every policy")
+    add(
+        "--against",
+        metavar="POLICY",
+        help="compare every policy with this one too, on the same tokens",
+    )
     add("--batch", default="16", metavar="B,...", help="rows that decode together (default: 16)")
     add("--batches", type=int, metavar="N", help="batches of each size (default: all there is)")
     add(

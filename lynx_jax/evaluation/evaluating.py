@@ -30,6 +30,7 @@ def evaluate(
     *,
     prompt_tokens: int,
     composition: Composition = "mixed",
+    against: str | None = None,
     progress: Callable[[], object] = lambda: None,
 ) -> BatchSizeResult:
     """Every policy on every batch by teacher-forced decode, paired with plain top-k.
@@ -40,6 +41,7 @@ def evaluate(
       policies: by name.
       prompt_tokens: tokens of each row that are prefilled; those after them are scored.
       composition: how the batches were made; only reported.
+      against: the name of the policy that every policy is compared with, besides plain top-k.
       progress: called after each pass over a batch.
 
     Raises:
@@ -63,6 +65,7 @@ def evaluate(
         for name, policy in policies.items():
             found[name].append(scorer.score(batch, targets, policy, baseline))
             progress()
+    other = None if against is None else found[against]
     rows = sum(len(group.documents) for group in groups)
     return BatchSizeResult(
         batch=len(groups[0].documents),
@@ -73,5 +76,6 @@ def evaluate(
         experts=float(np.mean([score.experts for score in plain])),
         experts_per_layer=per_layer(plain),
         use=mean_use(plain),
-        policies=[summarise(name, groups, plain, scores) for name, scores in found.items()],
+        against=against,
+        policies=[summarise(name, groups, plain, scores, other) for name, scores in found.items()],
     )

@@ -15,6 +15,7 @@ from lynx_jax.evaluation.scoring import BatchScorer
 from lynx_jax.evaluation.table import table
 from lynx_jax.evaluation.texts import batches, demo_documents, read_documents
 from lynx_jax.loading import load
+from lynx_jax.policy_spec import parse_policy
 
 
 def execute(args: argparse.Namespace, sizes: Sequence[int]) -> None:
@@ -31,6 +32,9 @@ def execute(args: argparse.Namespace, sizes: Sequence[int]) -> None:
     loaded = load(args.model, backend=args.backend, dtype=args.dtype)
     router = loaded.config.num_experts_per_tok, loaded.config.num_experts
     policies = sweep(*router) if args.sweep else parse_policies(args.policies, *router)
+    against = None if args.against is None else args.against.strip()
+    if against is not None:
+        policies.setdefault(against, parse_policy(against, *router))
     windows = windows_of(loaded, documents, args.length)
     groups = [
         batches(windows, size, args.composition, seed=args.seed, most=args.batches)
@@ -47,6 +51,7 @@ def execute(args: argparse.Namespace, sizes: Sequence[int]) -> None:
                 policies,
                 prompt_tokens=args.prompt_tokens,
                 composition=args.composition,
+                against=against,
                 progress=bar.update,
             )
             bar.clear()

@@ -20,23 +20,29 @@ def require_matplotlib() -> None:
 
 
 def draw(result: BatchSizeResult, folder: Path) -> list[Path]:
-    """Draw one batch size's four pictures into a folder; returns their paths."""
+    """Write one batch size's pictures into a folder; returns their paths."""
+    paths = []
+    for name, figure in pictures(result).items():
+        paths.append(folder / f"{name}_{result.batch}.png")
+        figure.savefig(paths[-1], dpi=80)
+    return paths
+
+
+def pictures(result: BatchSizeResult) -> dict[str, Any]:
+    """One batch size's four pictures by name, as figures of matplotlib."""
     from matplotlib.figure import Figure
 
-    pictures = {
+    figures = {}
+    for name, picture in {
         "frontier": _frontier,
         "experts_per_layer": _experts_per_layer,
         "loss_per_domain": _loss_per_domain,
         "expert_use": _expert_use,
-    }
-    paths = []
-    for name, picture in pictures.items():
-        figure = Figure(figsize=(6.4, 4.2), layout="constrained")
-        picture(figure, result)
-        figure.suptitle(f"B={result.batch}, {result.composition}", fontsize=9)
-        paths.append(folder / f"{name}_{result.batch}.png")
-        figure.savefig(paths[-1], dpi=80)
-    return paths
+    }.items():
+        figures[name] = Figure(figsize=(6.4, 4.2), layout="constrained")
+        picture(figures[name], result)
+        figures[name].suptitle(f"B={result.batch}, {result.composition}", fontsize=9)
+    return figures
 
 
 def _frontier(figure: Any, result: BatchSizeResult) -> None:

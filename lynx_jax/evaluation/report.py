@@ -20,6 +20,21 @@ class DomainResult:
 
 
 @dataclass(frozen=True)
+class Difference:
+    """One policy less another, on the same tokens. Errors are as in ``PolicyResult``.
+
+    Attributes:
+      experts: of the distinct experts a layer and step (*).
+      rise: of the cross-entropy, nats.
+      divergence: of KL(plain top-k || policy), nats.
+    """
+
+    experts: Estimate
+    rise: Estimate
+    divergence: Estimate
+
+
+@dataclass(frozen=True)
 class PolicyResult:
     """One policy at one batch size. Errors are over documents, or batches where marked (*).
 
@@ -37,6 +52,7 @@ class PolicyResult:
       experts_per_layer: distinct experts of each layer.
       domains: by kind of text.
       use: share of steps at which each expert of each layer is read.
+      difference: from the policy that the result names in ``against``, if any.
     """
 
     policy: str
@@ -52,6 +68,7 @@ class PolicyResult:
     experts_per_layer: list[float]
     domains: dict[str, DomainResult]
     use: list[list[float]]
+    difference: Difference | None
 
 
 @dataclass(frozen=True)
@@ -67,6 +84,7 @@ class BatchSizeResult:
       experts: distinct experts of plain top-k, a layer and step.
       experts_per_layer: of plain top-k.
       use: of plain top-k; as in ``PolicyResult``.
+      against: the policy that the others are compared with, besides plain top-k.
       policies: in the order asked for.
     """
 
@@ -78,6 +96,7 @@ class BatchSizeResult:
     experts: float
     experts_per_layer: list[float]
     use: list[list[float]]
+    against: str | None
     policies: list[PolicyResult]
 
 
@@ -86,8 +105,9 @@ def summarise(
     batches: Sequence[Windows],
     plain: Sequence[BatchScores],
     scores: Sequence[BatchScores],
+    other: Sequence[BatchScores] | None = None,
 ) -> PolicyResult:
-    """A policy's result from its scores of every batch and those of plain top-k."""
+    """A policy's result from its scores of every batch, plain top-k's, and another policy's."""
     documents = np.concatenate([batch.documents for batch in batches])
     domains = np.concatenate([batch.domains for batch in batches])
     numbers = np.arange(len(batches))
@@ -120,6 +140,26 @@ def summarise(
             for domain in np.unique(domains)
         },
         use=mean_use(scores),
+        difference=None if other is None else _difference(batches, scores, other),
+    )
+
+
+def _difference(
+    batches: Sequence[Windows], scores: Sequence[BatchScores], other: Sequence[BatchScores]
+) -> Difference:
+    documents = np.concatenate([batch.documents for batch in batches])
+
+    def over_documents(name: str) -> Estimate:
+        here, there = (
+            np.concatenate([getattr(score, name) for score in s]) for s in (scores, other)
+        )
+        return clustered(here - there, documents)
+
+    experts = [a.experts.mean() - b.experts.mean() for a, b in zip(scores, other, strict=True)]
+    return Difference(
+        experts=clustered(np.array(experts), np.arange(len(batches))),
+        rise=over_documents("loss"),
+        divergence=over_documents("divergence"),
     )
 
 

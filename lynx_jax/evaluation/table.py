@@ -30,6 +30,27 @@ def _lines(result: BatchSizeResult) -> Iterator[str]:
                 relative = domain.rise.value / domain.cross_entropy
                 yield f"  {name:26} {'':14} {'':6} {_pm(domain.rise):>18} {relative:>9.2%}"
 
+    if result.against is not None:
+        yield from _differences(result)
+
+
+def _differences(result: BatchSizeResult) -> Iterator[str]:
+    yield f"less {result.against}, on the same tokens"
+    yield f"{'policy':28} {'experts':>14} {'CE, nats':>18} {'errors':>7} {'KL':>18} {'errors':>7}"
+    for policy in result.policies:
+        if policy.difference is not None and policy.policy != result.against:
+            rise, divergence = policy.difference.rise, policy.difference.divergence
+            yield (
+                f"{policy.policy:28} {_pm(policy.difference.experts, 2):>14} "
+                f"{_pm(rise):>18} {_in_errors(rise):>7} "
+                f"{_pm(divergence):>18} {_in_errors(divergence):>7}"
+            )
+
+
+def _in_errors(estimate: Estimate) -> str:
+    """A difference in units of its standard error."""
+    return f"{estimate.value / estimate.error:+.1f}" if estimate.error else ""
+
 
 def _row(policy: PolicyResult) -> str:
     return (

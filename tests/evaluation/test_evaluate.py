@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from lynx_jax.errors import InputError
 from lynx_jax.evaluation import cli
 from lynx_jax.evaluation.choice import parse_policies, sweep
-from lynx_jax.evaluation.estimates import clustered
+from lynx_jax.evaluation.estimates import Estimate, clustered
+from lynx_jax.evaluation.report import BatchSizeResult, Difference, PolicyResult
+from lynx_jax.evaluation.table import table
 from lynx_jax.policies import OEA, Lynx, TopK
 
 _SMALL = [
@@ -35,6 +37,7 @@ def report(tmp_path_factory):
     out = tmp_path_factory.mktemp("out")
     policies = "off,oea:k0=8,xshare:budget=8,lynx:alpha=3,beta=4"
     arguments = [*_SMALL, "--policies", policies, "--out", str(out), "--no-plots"]
+    arguments += ["--against", "xshare:budget=8"]
     assert cli.run(arguments) == 0
     return json.loads((out / "results.json").read_text())
 
@@ -79,6 +82,52 @@ def test_a_mild_policy_lies_between(report):
     assert sum(domain["windows"] for domain in found["domains"].values()) == 8
 
 
+def test_differences_from_a_named_policy_are_paired(report):
+    (result,) = report["results"]
+    assert result["against"] == "xshare:budget=8"
+    other = _policy(report, "xshare:budget=8")
+    assert other["difference"]["rise"] == {"value": 0, "error": 0}
+    # Against a policy that changes nothing, what it costs itself is left, with the same errors.
+    mirrored = _policy(report, "off")["difference"]
+    for name in ("rise", "divergence"):
+        np.testing.assert_allclose(mirrored[name]["value"], -other[name]["value"], atol=1e-6)
+        np.testing.assert_allclose(mirrored[name]["error"], other[name]["error"], atol=1e-6)
+    mild = _policy(report, "lynx:alpha=3,beta=4")
+    for name in ("experts", "rise", "divergence"):
+        np.testing.assert_allclose(
+            mild["difference"][name]["value"], mild[name]["value"] - other[name]["value"], atol=1e-6
+        )
+    apart = np.hypot(mild["rise"]["error"], other["rise"]["error"])
+    assert 0 < mild["difference"]["rise"]["error"] != pytest.approx(apart, rel=1e-3)
+
+
+def test_the_table_gives_differences_in_errors():
+    def policy(name, rise):
+        nothing = Estimate(0.0, 0.0)
+        return PolicyResult(
+            policy=name,
+            experts=nothing,
+            saved=nothing,
+            share=1.0,
+            rise=nothing,
+            relative_rise=0.0,
+            divergence=nothing,
+            agreement=nothing,
+            retained=nothing,
+            worst_retained=nothing,
+            experts_per_layer=[],
+            domains={},
+            use=[],
+            difference=Difference(nothing, rise, nothing),
+        )
+
+    policies = [policy("lynx", Estimate(-0.03, 0.01)), policy("oea:k0=3", Estimate(0.0, 0.0))]
+    result = BatchSizeResult(4, "mixed", 1, 1, 1.0, 1.0, [], [], "oea:k0=3", policies)
+    below = table(result).split("less oea:k0=3")[1].splitlines()[2:]
+    assert [line.split()[0] for line in below] == ["lynx"]
+    assert below[0].split()[-4:-2] == ["±0.0100", "-3.0"]
+
+
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=20))
 def test_errors_of_independent_values_are_ordinary(values):
     found = clustered(np.array(values), np.arange(len(values)))
@@ -118,6 +167,7 @@ def test_the_grid_fits_every_router(k, num_experts):
         (["--policies", "off"], "--text"),
         (["--demo-data", "--policies", "none"], "not known"),
         (["--demo-data", "--policies", "oea:k0=9"], "at most k=8"),
+        (["--demo-data", "--policies", "off", "--against", "lynx,off"], "lynx,off"),
         (["--demo-data", "--policies", "off", "--batch", "0"], "--batch"),
         (["--demo-data", "--policies", "off", "--batch", "9999"], "smaller --batch"),
         (["--demo-data", "--policies", "off", "--batches", "0"], "--batches"),
