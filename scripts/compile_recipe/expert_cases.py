@@ -7,27 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lynx_jax.pallas_kernels.expert_form import SWIGLU, ExpertForm, ExpertWeights
+from lynx_jax.pallas_kernels.expert_form import ExpertWeights
 from lynx_jax.pallas_kernels.expert_kernels import expert_ffn
+from lynx_jax.pallas_kernels.expert_shapes import FAMILIES, ExpertShape
 from lynx_jax.pallas_kernels.expert_tiles import TileKey, expert_tiles
-
-GPT_OSS = ExpertForm("clamped_swiglu")
-LLAMA_4 = ExpertForm(scale_input=True)
-# Name: N, k, D, F, what an expert computes. Biases come with gpt-oss's form.
-FAMILIES: dict[str, tuple[int, int, int, int, ExpertForm]] = {
-    "Mixtral-8x7B": (8, 2, 4096, 14336, SWIGLU),
-    "Qwen2-57B-A14B": (64, 8, 3584, 2560, SWIGLU),
-    "Qwen3-30B-A3B": (128, 8, 2048, 768, SWIGLU),
-    "Qwen3-235B-A22B": (128, 8, 4096, 1536, SWIGLU),
-    "DeepSeek-V2-Lite": (64, 6, 2048, 1408, SWIGLU),
-    "DeepSeek-V2": (160, 6, 5120, 1536, SWIGLU),
-    "DeepSeek-V3": (256, 8, 7168, 2048, SWIGLU),
-    "Llama-4-Scout": (16, 1, 5120, 8192, LLAMA_4),
-    "Llama-4-Maverick": (128, 1, 5120, 8192, LLAMA_4),
-    "OLMoE-1B-7B": (64, 8, 2048, 1024, SWIGLU),
-    "gpt-oss-20b": (32, 4, 2880, 2880, GPT_OSS),
-    "gpt-oss-120b": (128, 4, 2880, 2880, GPT_OSS),
-}
 
 
 def expert_cases(rows: list[int]) -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...], int]]:
@@ -36,9 +19,10 @@ def expert_cases(rows: list[int]) -> Iterator[tuple[str, Callable[..., Any], tup
     Args:
       rows: batch sizes.
     """
-    for name, (experts, k, width, hidden, form) in FAMILIES.items():
+    for name, family in FAMILIES.items():
+        experts, _, width, hidden, form = family
         for batch in rows:
-            padded, slots = -(-batch // 8) * 8, min(experts, batch * k)
+            padded, slots = -(-batch // 8) * 8, family.slots(batch)
             tiles = expert_tiles(TileKey("H200", "bfloat16", experts, width, hidden, padded))
             run = partial(expert_ffn, form=form, slots=slots, tiles=tiles)
             splits = tiles.gate_up_splits(slots, width, hidden)
@@ -47,16 +31,17 @@ def expert_cases(rows: list[int]) -> Iterator[tuple[str, Callable[..., Any], tup
             yield (
                 f"{name}, experts, B={batch}",
                 run,
-                _shapes(batch, experts, width, hidden, form),
+                _shapes(batch, family),
                 hidden_bytes + sums_bytes + 8 * padded * (width + experts),
             )
 
 
-def _shapes(rows: int, experts: int, width: int, hidden: int, form: ExpertForm) -> tuple[Any, ...]:
+def _shapes(rows: int, family: ExpertShape) -> tuple[Any, ...]:
+    experts, _, width, hidden, _ = family
+
     def shape(*sizes: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(sizes, dtype)
 
-    biased = form is GPT_OSS
     return (
         shape(rows, width),
         shape(rows, experts, dtype=jnp.float32),
@@ -65,7 +50,7 @@ def _shapes(rows: int, experts: int, width: int, hidden: int, form: ExpertForm) 
         ExpertWeights(
             shape(experts, 2 * hidden, width),
             shape(experts, width, hidden),
-            shape(experts, 2 * hidden) if biased else None,
-            shape(experts, width) if biased else None,
+            shape(experts, 2 * hidden) if family.biased else None,
+            shape(experts, width) if family.biased else None,
         ),
     )
