@@ -1,26 +1,27 @@
 """Is policy demand better than OEA and Lynx where they read as many experts?
 
-    python scripts/compare_policies.py --data FOLDER [--batch 8,16,32] [--windows 384] [--out FILE]
+    python scripts/compare_policies.py --text FILE [--batch 8,16,32] [--windows 1536] [--out FILE]
 
-A test whose settings were fixed beforehand, on other text (the first halves of FOLDER's held-out
-domains): for each batch size OEA's k0 sets the number of distinct experts, and Demand's threshold
-and Lynx's best constants were chosen to read about as many. It runs on windows from the last two
-fifths of each domain, none of which overlap. Differences are paired: the same windows in the same
-batches. FOLDER is what ``scripts/train_demo.py data`` prepares.
+A test whose settings were fixed beforehand, on other text (the first halves of the demo recipe's
+held-out domains): for each batch size OEA's k0 sets the number of distinct experts, and Demand's
+threshold and Lynx's best constants were chosen to read about as many. FILE is the ``fresh.jsonl``
+that ``scripts/train_demo.py fresh`` prepares. Windows do not overlap, and differences are paired:
+the same windows in the same batches.
 """
 
 import argparse
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tokenizers
 from tqdm import tqdm
 
 from lynx_jax.backends import LoopBackend
 from lynx_jax.evaluation.forced import ForcedBatch, ForcedDecoder
+from lynx_jax.evaluation.texts import read_documents
 from lynx_jax.loading import load, load_model
 from lynx_jax.models.decoder import DecoderForCausalLM
 from lynx_jax.policies import OEA, Demand, Lynx, Policy, TopK
@@ -35,16 +36,17 @@ CHOSEN: dict[int, tuple[Demand, tuple[OEA, Lynx]]] = {
 }
 
 
-def held_out_windows(folder: Path, tokenizer: Tokenizer, rows: int) -> np.ndarray:
+def windows_of(file: Path, tokenizer: Tokenizer, rows: int) -> np.ndarray:
     """[rows, prompt + scored + 1] token ids, as many of each domain as it has, shuffled."""
     rng = np.random.default_rng(0)
-    stored = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     length = PROMPT + SCORED + 1
+    texts: dict[str, list[str]] = {}
+    for document in read_documents([file]):
+        texts.setdefault(document.domain, []).append(document.text)
     dealt = []
-    for domain, path in enumerate(sorted(folder.glob("held_out_*_tokens.npy"))):
-        text = stored.decode(np.load(path).tolist(), skip_special_tokens=False)
-        tokens = np.array(tokenizer.encode(text, add_special_tokens=False), np.int32)
-        tokens = tokens[len(tokens) * 3 // 5 :]
+    for domain, parts in texts.items():
+        encoded = [tokenizer.encode(text, add_special_tokens=False) for text in parts]
+        tokens = np.concatenate(encoded).astype(np.int32)
         windows = tokens[: len(tokens) // length * length].reshape(-1, length)
         dealt += [(turn, domain, row) for turn, row in enumerate(rng.permutation(windows))]
     dealt.sort(key=lambda item: item[:2])
@@ -53,27 +55,48 @@ def held_out_windows(folder: Path, tokenizer: Tokenizer, rows: int) -> np.ndarra
     return rng.permutation(np.stack([row for _, _, row in dealt[:rows]]))
 
 
+@dataclass(frozen=True)
+class Cost:
+    """What a policy costs: nats of each window, and distinct experts a layer-step."""
+
+    cross_entropy: np.ndarray
+    divergence: np.ndarray
+    experts: float
+
+
 class Bench:
-    """Losses and experts of a model on fixed windows, B at a time."""
+    """Costs of policies on fixed windows, B at a time, against plain top-k."""
 
     def __init__(self, model: DecoderForCausalLM, windows: np.ndarray, batch: int) -> None:
         self._decode = ForcedDecoder(model)
-        self._loss = jax.jit(lambda hidden, after: _losses(model.logits(hidden), after))
+        self._score = jax.jit(lambda *args: _scores(model, *args))
         self._groups = windows.reshape(-1, batch, windows.shape[1])
+        self._plain: list[jax.Array] = []
+        self.plain = self.measure(TopK())
 
-    def measure(self, policy: Policy) -> tuple[np.ndarray, float]:
-        """Mean cross-entropy of each window in nats, and distinct experts a layer-step."""
-        losses, experts = [], []
-        for group in tqdm(self._groups, desc=str(policy), leave=False):
+    def measure(self, policy: Policy) -> Cost:
+        """A policy's mean cross-entropy, mean KL divergence from plain top-k, and experts."""
+        scores, experts = [], []
+        for index, group in enumerate(tqdm(self._groups, desc=str(policy), leave=False)):
             passed = self._decode(ForcedBatch.of_windows(group[:, :-1], PROMPT), policy)
-            losses.append(self._loss(passed.hidden, jnp.asarray(group[:, PROMPT + 1 :])))
+            if index == len(self._plain):
+                self._plain.append(passed.hidden)
+            after = jnp.asarray(group[:, PROMPT + 1 :])
+            scores.append(self._score(passed.hidden, self._plain[index], after))
             experts.append(np.mean([np.sum(steps.active, axis=-1) for steps in passed.layers]))
-        return np.concatenate(losses), float(np.mean(experts))
+        return Cost(*np.concatenate(scores, axis=1), float(np.mean(experts)))
 
 
-def _losses(logits: jax.Array, after: jax.Array) -> jax.Array:
-    scores = jax.nn.log_softmax(logits.astype(jnp.float32))
-    return -jnp.mean(jnp.take_along_axis(scores, after[..., None], axis=-1)[..., 0], axis=-1)
+def _scores(
+    model: DecoderForCausalLM, hidden: jax.Array, plain: jax.Array, after: jax.Array
+) -> jax.Array:
+    """[2, rows]: mean cross-entropy, and mean divergence of the predictions from the plain ones."""
+    got, expected = (
+        jax.nn.log_softmax(model.logits(states).astype(jnp.float32)) for states in (hidden, plain)
+    )
+    loss = -jnp.take_along_axis(got, after[..., None], axis=-1)[..., 0]
+    divergence = jnp.sum(jnp.exp(expected) * (expected - got), axis=-1)
+    return jnp.stack([loss, divergence]).mean(axis=-1)
 
 
 def paired(differences: np.ndarray, batch: int) -> dict[str, float]:
@@ -85,23 +108,29 @@ def paired(differences: np.ndarray, batch: int) -> dict[str, float]:
 
 
 def compare(bench: Bench, batch: int) -> dict[str, object]:
-    """One batch size: every policy's rise over plain top-k, and Demand's over the others."""
+    """One batch size: every policy's cost over plain top-k, and Demand's over the others."""
     tested, rivals = CHOSEN[batch]
-    plain, plain_experts = bench.measure(TopK())
-    results = {policy: bench.measure(policy) for policy in (tested, *rivals)}
-    print(f"B={batch}: top-k {plain.mean():.4f} nats, {plain_experts:.2f} experts")
+    plain = bench.plain
+    entropy = float(plain.cross_entropy.mean())
+    print(f"B={batch}: top-k {entropy:.4f} nats, {plain.experts:.2f} experts")
     rows = []
-    for policy, (losses, experts) in results.items():
-        rise = paired(losses - plain, batch)
-        row = {"policy": str(policy), "experts": experts, "rise": rise}
-        print(f"  {policy}: {experts:.2f} experts ({experts / plain_experts:.3f}), {_text(rise)} "
-              f"({rise['mean'] / plain.mean():.2%})", flush=True)  # fmt: skip
+    ours = bench.measure(tested)
+    for policy in (tested, *rivals):
+        cost = ours if policy is tested else bench.measure(policy)
+        row = {"policy": str(policy), "experts": cost.experts,
+               "rise": paired(cost.cross_entropy - plain.cross_entropy, batch),
+               "divergence": paired(cost.divergence, batch)}  # fmt: skip
+        print(f"  {policy}: {cost.experts:.2f} experts ({cost.experts / plain.experts:.3f}), "
+              f"rise {_text(row['rise'])} ({row['rise']['mean'] / entropy:.2%}), "
+              f"KL {_text(row['divergence'])}", flush=True)  # fmt: skip
         if policy is not tested:
-            row["demand_over_it"] = paired(results[tested][0] - losses, batch)
-            print(f"    demand over it: {_text(row['demand_over_it'])}", flush=True)
+            row["demand_over_it"] = paired(ours.cross_entropy - cost.cross_entropy, batch)
+            row["demand_over_it_kl"] = paired(ours.divergence - cost.divergence, batch)
+            print(f"    demand over it: rise {_text(row['demand_over_it'])}, "
+                  f"KL {_text(row['demand_over_it_kl'])}", flush=True)  # fmt: skip
         rows.append(row)
-    return {"batch": batch, "windows": len(plain), "cross_entropy": float(plain.mean()),
-            "experts": plain_experts, "policies": rows}  # fmt: skip
+    return {"batch": batch, "windows": plain.divergence.size, "cross_entropy": entropy,
+            "experts": plain.experts, "policies": rows}  # fmt: skip
 
 
 def _text(values: dict[str, float]) -> str:
@@ -110,15 +139,15 @@ def _text(values: dict[str, float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", type=Path, required=True, help="folder of held-out tokens")
+    parser.add_argument("--text", type=Path, required=True, help="JSON lines of domain and text")
     parser.add_argument("--model", default="demo")
     parser.add_argument("--batch", default="8,16,32", help="out of 8, 16 and 32")
-    parser.add_argument("--windows", type=int, default=384, help="a multiple of every batch")
+    parser.add_argument("--windows", type=int, default=1536, help="a multiple of every batch")
     parser.add_argument("--out", type=Path, help="write the results as JSON too")
     args = parser.parse_args()
     # One stacked array for all experts compiles several times faster than an array an expert.
     model = load_model(args.model, backend=LoopBackend(split=False))
-    windows = held_out_windows(args.data, load(args.model).tokenizer, args.windows)
+    windows = windows_of(args.text, load(args.model).tokenizer, args.windows)
     results = []
     for batch in map(int, args.batch.split(",")):
         results.append(compare(Bench(model, windows, batch), batch))

@@ -1,6 +1,7 @@
 """Make the demo model: fetch its text, train it, export it to ``lynx_jax/demo``.
 
     python scripts/train_demo.py data WORK             # fetch packages, train the tokenizer
+    python scripts/train_demo.py fresh WORK            # after data: more text it has not seen
     python scripts/train_demo.py train WORK            # train, or go on from the checkpoint
     python scripts/train_demo.py export WORK TARGET    # write a Hugging Face folder
     python scripts/train_demo.py evaluate WORK TARGET  # measure it, write its card
@@ -35,7 +36,11 @@ def _restart_with_environment() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, text in (("data", "fetch and prepare the text"), ("train", "train or resume")):
+    for name, text in (
+        ("data", "fetch and prepare the text"),
+        ("fresh", "prepare more text that the model has not seen"),
+        ("train", "train or resume"),
+    ):
         command = commands.add_parser(name, help=text)
         command.add_argument("work", type=Path, help="folder of the run")
         if name == "train":
@@ -64,6 +69,11 @@ def main() -> None:
 
         corpus.fetch(work / "packages")
         dataset.prepare(work / "packages", work / "data")
+    elif arguments.command == "fresh":
+        from demo_recipe import fresh
+
+        fresh.fetch(work / "packages")
+        print(fresh.prepare(work / "packages", work / "data"))
     elif arguments.command == "train":
         _restart_with_environment()
         from demo_recipe.trainer import Settings, Trainer

@@ -68,7 +68,7 @@ def _files(root: Path, pattern: str) -> Iterator[tuple[str, Path]]:
             yield relative.as_posix(), path
 
 
-def _clean(raw: bytes) -> str | None:
+def clean(raw: bytes) -> str | None:
     """Text with plain newlines and no trailing blanks; None for what is not prose or code."""
     if not 200 <= len(raw) <= MAX_FILE_BYTES:
         return None
@@ -95,7 +95,7 @@ def read_documents(folder: Path) -> Iterator[Document]:
         for name, path in _files(root, pattern):
             if domain == "plays" and ("/texts/" not in name or name.endswith(_SKIPPED_TEXTS)):
                 continue
-            text = _clean(path.read_bytes())
+            text = clean(path.read_bytes())
             if text is not None:
                 yield Document(domain, name, text)
 

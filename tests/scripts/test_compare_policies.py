@@ -1,5 +1,7 @@
 """The paired comparison of policies."""
 
+import json
+
 import compare_policies
 import numpy as np
 import pytest
@@ -9,25 +11,29 @@ from lynx_jax.tokenizer import Tokenizer
 
 
 @pytest.fixture
-def folder(tmp_path):
-    """Two domains of numbered words, of which the last two fifths are tested."""
-    words = {f"w{i}": i for i in range(4000)}
-    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
+def text(tmp_path):
+    """A file of two domains, 1,900 and 600 words: 9 and 3 windows."""
+    file = tmp_path / "text.jsonl"
+    texts = {"a": range(1000), "b": range(3000, 3600), "a ": range(1000, 1900)}
+    lines = [
+        json.dumps({"domain": domain.strip(), "text": " ".join(f"w{i}" for i in words)})
+        for domain, words in texts.items()
+    ]
+    file.write_text("\n".join(lines))
+    return file
+
+
+def test_windows_do_not_overlap_and_domains_take_turns(text):
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({f"w{i}": i for i in range(4000)}, unk_token="w0")
+    )
     backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    backend.save(str(tmp_path / "tokenizer.json"))
-    np.save(tmp_path / "held_out_a_tokens.npy", np.arange(3000))
-    np.save(tmp_path / "held_out_b_tokens.npy", np.arange(3000, 4000))
-    return tmp_path
-
-
-def test_windows_do_not_overlap_and_leave_out_the_text_settings_were_chosen_on(folder):
-    backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    windows = compare_policies.held_out_windows(folder, Tokenizer(backend, {}), 8)
+    windows = compare_policies.windows_of(text, Tokenizer(backend, {}), 8)
     assert len(np.unique(windows)) == windows.size
     assert (np.diff(windows, axis=1) == 1).all()
-    assert ((windows >= 3600) | ((windows >= 1800) & (windows < 3000))).all()
-    with pytest.raises(SystemExit, match="at most 8 windows"):
-        compare_policies.held_out_windows(folder, Tokenizer(backend, {}), 9)
+    assert sum(window[0] >= 3000 for window in windows) == 3
+    with pytest.raises(SystemExit, match="at most 12 windows"):
+        compare_policies.windows_of(text, Tokenizer(backend, {}), 13)
 
 
 def test_the_error_over_batches_sees_what_rows_of_a_batch_share():
