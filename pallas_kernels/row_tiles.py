@@ -123,11 +123,14 @@ def first(mask: Array) -> Array:
 
 def top_ranks(key: Array, k: int) -> Array:
     """int32 [R, N]: an expert's place among its row's k best keys, k where it has none."""
-    rank = zeros(key.shape[1]) + k
-    for place in range(k):
+
+    def take_best(place: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        rank, key = state
         best = first(key == row_max(key))
-        rank = replace(rank, best, place)
-        key = replace(key, best, NEVER)
+        return jnp.where(~best, rank, place), replace(key, best, NEVER)
+
+    start = zeros(key.shape[1]) + k, key
+    rank: Array = lax.fori_loop(0, k, take_best, start)[0]
     return rank
 
 
@@ -135,37 +138,42 @@ def remapped_ranks(key: Array, survives: Array, k: int) -> Array:
     """As ``top_ranks``, but usable survivors come first, then the row's best others."""
     usable = survives & is_usable(key)
     count = row_count(usable)
-    rank = zeros(key.shape[1]) + k
-    for place in range(k):
-        in_turn = jnp.where(place < count, jnp.where(usable, key, NEVER), key)
-        in_turn = jnp.where((place < count) | ~usable, in_turn, NEVER)
+
+    def take_best(place: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        rank, key = state
+        in_turn = jnp.where(usable == (place < count), key, NEVER)
         best = first(in_turn == row_max(in_turn))
-        rank = replace(rank, best, place)
-        key = replace(key, best, NEVER)
+        return jnp.where(~best, rank, place), replace(key, best, NEVER)
+
+    start = zeros(key.shape[1]) + k, key
+    rank: Array = lax.fori_loop(0, k, take_best, start)[0]
     return rank
 
 
 def critical_experts(score: Array, key: Array, k: int) -> Array:
     """bool [R, N]: the row's k best usable experts by ``(score, key)``, lower index first."""
-    score = jnp.where(is_usable(key), score, NEVER)
-    chosen = zeros(key.shape[1])
-    for _ in range(k):
+
+    def take_best(_: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        chosen, score, key = state
         level = score == row_max(score)
         among = jnp.where(level, key, NEVER)
         best = first(level & (among == row_max(among)))
-        chosen = replace(chosen, best, 1)
-        score = replace(score, best, NEVER)
-        key = replace(key, best, NEVER)
+        return replace(chosen, best, 1), replace(score, best, NEVER), replace(key, best, NEVER)
+
+    start = zeros(key.shape[1]), jnp.where(is_usable(key), score, NEVER), key
+    chosen: Array = lax.fori_loop(0, k, take_best, start)[0]
     return chosen == 1
 
 
 def rank_ids(rank: Array, k: int) -> Array:
     """int32 [R, 32]: the expert at each of the first k places, then zeros."""
     expert, place = expert_index(rank.shape[1]), expert_index(LANES)
-    ids = zeros(LANES)
-    for j in range(k):
+
+    def put(j: Array, ids: Array) -> Array:
         found = jnp.max(jnp.where(rank == j, expert, 0), axis=1)
-        ids = jnp.where(place == j, along_experts(found, LANES), ids)
+        return jnp.where(place == j, along_experts(found, LANES), ids)
+
+    ids: Array = lax.fori_loop(0, k, put, zeros(LANES))
     return ids
 
 
