@@ -5,6 +5,7 @@ import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import jax
 from jaxtyping import Array
 
 from lynx_jax import kernel_routing
@@ -14,6 +15,12 @@ from lynx_jax.pallas_kernels.expert_limits import MAX_ROWS
 from lynx_jax.pallas_kernels.expert_tiles import TileKey, expert_tiles
 from lynx_jax.pallas_kernels.ragged import RaggedDot, ragged_by_expert
 from lynx_jax.routing import Phase, Routing, route
+
+# As functions of their own, the kernels of all layers of a step are lowered once.
+_route = jax.jit(
+    kernel_routing.route, static_argnames=("k", "router", "policy", "phase", "interpret")
+)
+_expert_ffn = jax.jit(expert_ffn, static_argnames=("form", "slots", "tiles", "interpret"))
 
 
 @dataclass(frozen=True)
@@ -31,7 +38,7 @@ class MosaicBackend:
     name: str = "mosaic"
     split: bool = False
 
-    route = staticmethod(kernel_routing.route)
+    route = staticmethod(_route)
 
     def __call__(
         self,
@@ -46,7 +53,7 @@ class MosaicBackend:
         if phase is Phase.PREFILL or rows > MAX_ROWS:
             return self.many(x, routing, weights, form=form, phase=phase)
         key = TileKey(self.device, str(x.dtype), num_experts, width, hidden, rows=-(-rows // 8) * 8)
-        return expert_ffn(
+        y: Array = _expert_ffn(
             x,
             routing.combine_matrix(),
             routing.active,
@@ -56,6 +63,7 @@ class MosaicBackend:
             slots=min(num_experts, routing.ids.size),
             tiles=expert_tiles(key),
         )
+        return y
 
 
 @dataclass(frozen=True)

@@ -105,6 +105,24 @@ def test_kernels_serve_decode_of_up_to_64_rows(rows, phase, kernels):
     assert ("gate_up" in str(jax.make_jaxpr(run)(*layer(rows)))) == kernels
 
 
+def test_layers_of_a_step_are_lowered_once():
+    x, routing, weights = layer(8)
+
+    def step(x):
+        for _ in range(3):
+            logits = x[:, :N].astype(jnp.float32)
+            settings = {"k": K, "router": Router("softmax", "renormalize"), "policy": Lynx(1.0, 1)}
+            routed = MOSAIC.route(logits, routing.live, phase=Phase.DECODE, **settings)
+            x = MOSAIC(x, routed, weights, form=ExpertForm(), phase=Phase.DECODE)
+        return x
+
+    eqns = jax.make_jaxpr(step)(x).eqns
+    for name in ("route", "expert_ffn"):
+        bodies = [eqn.params["jaxpr"] for eqn in eqns if eqn.params.get("name") == name]
+        assert len(bodies) == 3
+        assert len(set(map(id, bodies))) == 1
+
+
 def test_a_whole_model_decodes_as_with_the_reference():
     """The architecture of a golden checkpoint, at the smallest widths that kernels take."""
     raw = {**read_config(GOLDEN / "qwen3_moe"), **CHANGES}
