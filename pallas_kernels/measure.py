@@ -9,8 +9,8 @@ import functools
 import math
 import statistics
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +23,6 @@ from lynx_jax.pallas_kernels.expert_shapes import ExpertShape
 
 # Largest difference, relative to the value and to the largest value: a rounding on either side.
 ROUNDINGS = 2.0**-7
-
-type Experts = Callable[[Array, Array, Array, Array, ExpertWeights], Array]
 
 
 @functools.partial(jax.jit, static_argnames=("shape", "dtype"))
@@ -63,46 +61,61 @@ def random_experts(shape: ExpertShape, seed: int) -> ExpertWeights:
 
 
 class Work(NamedTuple):
-    """What a chain of steps asks of a layer's experts.
+    """What a step asks of a layer's experts.
 
     Attributes:
-      combine: float32 weights of the experts in the rows of every step.
+      combine: float32 weights of the experts in the rows.
       active: int32; the experts in use come first, ascending.
       num_active: int32, how many they are.
     """
 
-    combine: Float[Array, "steps rows experts"]
-    active: Int[Array, "steps experts"]
+    combine: Float[Array, "rows experts"]
+    active: Int[Array, " experts"]
     num_active: Int[Array, ""]
 
 
-def rotating_work(shape: ExpertShape, rows: int, num_active: int, steps: int) -> Work:
+def rotating_work(shape: ExpertShape, rows: int, num_active: int, steps: int) -> list[Work]:
     """Steps that use ``num_active`` experts each, none of them twice before all others had a turn.
 
     Each row uses k of them, or all where they are fewer; every one is used if the rows suffice.
     """
     n, k = shape.experts, min(shape.k, num_active)
-    combine = np.zeros((steps, rows, n), np.float32)
-    active = np.zeros((steps, n), np.int32)
+    work = []
     for step in range(steps):
-        used = np.sort((step * num_active + np.arange(num_active)) % n)
-        active[step, :num_active] = used
-        chosen = used[(np.arange(rows)[:, None] * k + np.arange(k)) % num_active]
-        np.put_along_axis(combine[step], chosen, 1 / k, axis=1)
-    return Work(jnp.asarray(combine), jnp.asarray(active), jnp.asarray(num_active, jnp.int32))
+        combine, active = np.zeros((rows, n), np.float32), np.zeros(n, np.int32)
+        active[:num_active] = np.sort((step * num_active + np.arange(num_active)) % n)
+        chosen = active[(np.arange(rows)[:, None] * k + np.arange(k)) % num_active]
+        np.put_along_axis(combine, chosen, 1 / k, axis=1)
+        count = jnp.asarray(num_active, jnp.int32)
+        work.append(Work(jnp.asarray(combine), jnp.asarray(active), count))
+    return work
 
 
-def expert_chain(experts: Experts) -> Callable[[Array, Work, ExpertWeights], Array]:
-    """The steps of some work in one program, each on what the last one gave."""
-    once = jax.jit(experts)  # steps are lowered once
+def chain(step: Callable[[Array, Any, Any], Array]) -> Callable[[Array, Sequence[Any], Any], Array]:
+    """Steps in one program, each on what the last one gave.
 
-    def chain(x: Array, work: Work, weights: ExpertWeights) -> Array:
-        for step in range(work.active.shape[0]):
-            y = once(x, work.combine[step], work.active[step], work.num_active, weights)
-            x = x + y * 2.0**-10  # one with the conversion that ends a step anyway
+    Args:
+      step: of an array, what this step alone is given, and what all steps share.
+
+    Returns:
+      A function of the first array, of a sequence with what each step is given, and of the rest.
+    """
+    once = jax.jit(step)  # lowered once
+
+    def steps(x: Array, own: Sequence[Any], shared: Any) -> Array:
+        for item in own:
+            x = once(x, item, shared)
         return x
 
-    return chain
+    return steps
+
+
+def residual(x: Array, y: Array) -> Array:
+    """What a layer makes of its input in a chain: it stays of its size, however many follow.
+
+    The sum is one with the conversion that ends a layer anyway.
+    """
+    return x + y * 2.0**-10
 
 
 def microseconds_a_step(

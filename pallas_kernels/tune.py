@@ -9,11 +9,13 @@ from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array
 from tqdm import tqdm
 
 from lynx_jax.arguments import Parser
 from lynx_jax.errors import InputError
 from lynx_jax.pallas_kernels.expert_ffn import dense_over_active
+from lynx_jax.pallas_kernels.expert_form import ExpertWeights
 from lynx_jax.pallas_kernels.expert_kernels import expert_ffn
 from lynx_jax.pallas_kernels.expert_limits import device_refusal, layer_refusal, rows_refusal
 from lynx_jax.pallas_kernels.expert_shapes import FAMILIES, ExpertShape
@@ -26,11 +28,13 @@ from lynx_jax.pallas_kernels.expert_tiles import (
 )
 from lynx_jax.pallas_kernels.measure import (
     ROUNDINGS,
+    Work,
+    chain,
     error,
-    expert_chain,
     microseconds_a_step,
     noise,
     random_experts,
+    residual,
     rotating_work,
 )
 from lynx_jax.pallas_kernels.tile_candidates import best_tiles, down_candidates, gate_up_candidates
@@ -62,26 +66,33 @@ class Bench:
         interpret: Any = None,
     ) -> None:
         self.slots, self.form, self.interpret = shape.slots(rows), shape.form, interpret
-        self.steps, self.repeats = steps, repeats
+        self.repeats = repeats
         self.weights = random_experts(shape, seed)
         self.x = noise(seed, (rows, shape.width), jnp.bfloat16, 1.0)
         self.work = rotating_work(shape, rows, shape.expected_active(rows), steps)
-        self.first = (self.x, self.work.combine[0], self.work.active[0], self.work.num_active)
         reference = jax.jit(partial(dense_over_active, form=shape.form))
-        self.wanted = reference(*self.first, self.weights)
+        self.wanted = reference(self.x, *self.work[0], self.weights)
 
     def measure(self, tiles: ExpertTiles) -> float | None:
         """Microseconds of the layer's experts with these tiles; None where they fail."""
         run = partial(
             expert_ffn, form=self.form, slots=self.slots, tiles=tiles, interpret=self.interpret
         )
+
+        def step(x: Array, work: Work, weights: ExpertWeights) -> Array:
+            return residual(x, run(x, *work, weights))
+
         try:
-            got = jax.jit(run)(*self.first, self.weights)
+            got = jax.jit(run)(self.x, *self.work[0], self.weights)
             if not error(got, self.wanted) <= ROUNDINGS:  # nor NaN
                 return None
-            chain = jax.jit(expert_chain(run))
             return microseconds_a_step(
-                chain, self.x, self.work, self.weights, steps=self.steps, repeats=self.repeats
+                jax.jit(chain(step)),
+                self.x,
+                self.work,
+                self.weights,
+                steps=len(self.work),
+                repeats=self.repeats,
             )
         except jax.errors.JaxRuntimeError:
             return None

@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lynx_jax.pallas_kernels.expert_form import ExpertWeights
 from lynx_jax.pallas_kernels.expert_shapes import FAMILIES, ExpertShape
 from lynx_jax.pallas_kernels.measure import (
     ROUNDINGS,
+    chain,
     error,
-    expert_chain,
     microseconds_a_step,
     noise,
     rotating_work,
@@ -43,9 +42,10 @@ def test_work_uses_all_experts_in_turn(experts, k, rows, data):
     num_active = data.draw(st.integers(1, most))
     steps = data.draw(st.integers(1, 6))
     work = rotating_work(ExpertShape(experts, k, 64, 64), rows, num_active, steps)
-    active = np.asarray(work.active)[:, :num_active]
-    assert int(work.num_active) == num_active
-    for combine, used in zip(np.asarray(work.combine), active, strict=True):
+    active = np.array([step.active[:num_active] for step in work])
+    for step, used in zip(work, active, strict=True):
+        combine = np.asarray(step.combine)
+        assert int(step.num_active) == num_active
         assert (np.diff(used) > 0).all()
         np.testing.assert_array_equal(np.flatnonzero(combine.any(0)), used)
         assert ((combine != 0).sum(1) == min(k, num_active)).all()
@@ -66,17 +66,15 @@ def test_expected_active_is_the_mean_of_even_choices():
 
 
 def test_a_chain_runs_every_step_on_the_last_ones_result():
-    shape = ExpertShape(3, 1, 4, 4)
-    work = rotating_work(shape, 2, 1, 4)
-    seen = []
+    traced = []
 
-    def experts(x, combine, active, num_active, weights):
-        seen.append(1)
-        return x * 2.0**10 * (active[0] + 1.0)  # the step makes x * (active + 2) of it
+    def step(x, own, shared):
+        traced.append(1)
+        return x * own + shared
 
-    x = expert_chain(experts)(jnp.ones((2, 4)), work, ExpertWeights((), ()))
-    np.testing.assert_array_equal(x, np.full((2, 4), 2 * 3 * 4 * 2))
-    assert len(seen) == 1  # traced once
+    own = [jnp.array(2.0), jnp.array(3.0), jnp.array(5.0)]
+    assert chain(step)(jnp.array(1.0), own, jnp.array(1.0)) == ((1 * 2 + 1) * 3 + 1) * 5 + 1
+    assert len(traced) == 1
 
 
 def test_every_timed_program_gets_the_last_ones_result():

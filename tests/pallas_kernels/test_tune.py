@@ -64,9 +64,9 @@ def test_kernels_take_the_candidates():
     key = TileKey("H200", "bfloat16", n, d, f, rows)
     base = expert_tiles(key)
     weights = jax.eval_shape(lambda: tune.random_experts(shape, 0))
-    work = tune.rotating_work(shape, rows, n, 1)
+    (work,) = tune.rotating_work(shape, rows, n, 1)
     x = jnp.zeros((rows, d), jnp.bfloat16)
-    arguments = x, work.combine[0], work.active[0], work.num_active, weights
+    arguments = x, *work, weights
     for tiles in (gate_up_candidates(base, key)[-1], down_candidates(base, key)[-1]):
         y = jax.eval_shape(
             lambda *a, tiles=tiles: expert_ffn(*a, form=form, slots=n, tiles=tiles), *arguments
