@@ -1,0 +1,104 @@
+"""Section ``routing``: time of the routing kernel, and its share of an MoE layer's time."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from compile_recipe.routing_cases import policies
+from jaxtyping import Array
+
+from gpu_recipe.cases import Deadline, Programs, Row, attempt
+from gpu_recipe.layers import layer_step, routing_step, rows_of
+from gpu_recipe.settings import Family, Settings
+from lynx_jax.pallas_kernels.expert_form import ExpertWeights
+from lynx_jax.pallas_kernels.measure import chain, microseconds_a_step, noise, random_experts
+from lynx_jax.policies import Policy
+
+
+def run(settings: Settings, seed: int, deadline: Deadline) -> Iterator[Row]:
+    """Microseconds with Lynx for every family and batch, and those of the layer around it.
+
+    Layers are timed for every family at the first batch, and for the first family at all.
+    """
+    programs = Programs(settings, deadline)
+    names, first = list(settings.families), settings.batches[0]
+    cases = [(name, first, True) for name in names]
+    cases += [(names[0], batch, True) for batch in settings.batches[1:]]
+    cases += [(name, batch, False) for name in names[1:] for batch in settings.batches[1:]]
+    for name, batch, with_layer in cases:
+        _compile(settings, programs, name, batch, with_layer)
+    programs.wait()
+    for name, batch, with_layer in cases:
+        case = {"case": f"{name}, B={batch}", "family": name, "rows": batch}
+        yield attempt(case, partial(_times, settings, programs, name, batch, with_layer, seed))
+
+
+def _lynx(family: Family) -> Policy:
+    return policies(family.router.k, family.router.experts)["lynx"]
+
+
+def _compile(
+    settings: Settings, programs: Programs, name: str, rows: int, with_layer: bool
+) -> None:
+    family, policy = settings.families[name], _lynx(settings.families[name])
+    key = _router_key(family, rows)
+    if not programs.has(key):
+        step = routing_step(settings.mosaic, family, policy)
+        shapes = jax.eval_shape(partial(_routing, settings, family, rows, 0))
+        programs.add(key, chain(step), *shapes)
+    if with_layer:
+        step = layer_step(settings.mosaic, family, policy)
+        shapes = jax.eval_shape(partial(_layer, settings, family, rows, 0))
+        programs.add((name, rows), chain(step), *shapes)
+
+
+def _times(
+    settings: Settings, programs: Programs, name: str, rows: int, with_layer: bool, seed: int
+) -> Row:
+    family = settings.families[name]
+    timed = partial(
+        microseconds_a_step,
+        steps=settings.steps,
+        repeats=settings.repeats,
+        seconds=settings.seconds,
+    )
+    arguments = _routing(settings, family, rows, seed)
+    routing = timed(programs.get(_router_key(family, rows)), *arguments)
+    if not with_layer:
+        return {"routing_us": routing}
+    layer = timed(programs.get((name, rows)), *_layer(settings, family, rows, seed))
+    return {"routing_us": routing, "layer_us": layer, "share_of_layer": routing / layer}
+
+
+def _router_key(family: Family, rows: int) -> Any:
+    """Families of equal routers share a program."""
+    return family.router, rows
+
+
+def _bias(family: Family, seed: int) -> Array | None:
+    if not family.router.biased:
+        return None
+    return noise(seed, (family.router.experts,), jnp.float32, 0.2)
+
+
+def _routing(
+    settings: Settings, family: Family, rows: int, seed: int
+) -> tuple[Array, list[Array], Array | None]:
+    """Logits, live rows for every step, the selection bias."""
+    logits = noise(seed, (rows, family.router.experts), jnp.float32, 1.0)
+    return logits, [jnp.ones(rows, bool)] * settings.steps, _bias(family, seed)
+
+
+def _layer(
+    settings: Settings, family: Family, rows: int, seed: int
+) -> tuple[Array, list[Array], tuple[Array, Array | None, ExpertWeights]]:
+    """Rows, a router for every step (so that experts change), and what all steps share."""
+    width = family.experts.width
+    gates = [
+        noise(seed + step, (family.router.experts, width), jnp.bfloat16, width**-0.5)
+        for step in range(settings.steps)
+    ]
+    rest = jnp.ones(rows, bool), _bias(family, seed), random_experts(family.experts, seed)
+    return rows_of(family, rows, seed), gates, rest
