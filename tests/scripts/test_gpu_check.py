@@ -1,8 +1,10 @@
-"""The GPU check without a GPU: its sections at tiny shapes, interpreted, and what runs them."""
+"""The sections of the GPU check at tiny shapes, interpreted on CPU."""
 
-from pathlib import Path
+import json
+from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import pytest
 from compile_recipe.routing_cases import Layer
 from gpu_recipe import decode_times, device, expert_times, kernel_checks, routing_times
@@ -10,19 +12,20 @@ from gpu_recipe.cases import Deadline
 from gpu_recipe.report import failures, without_times
 from gpu_recipe.settings import Family, Settings
 
-from lynx_jax.pallas_kernels.expert_shapes import ExpertShape
+from lynx_jax.pallas_kernels.expert_shapes import FAMILIES, ExpertShape
+from lynx_jax.policies import Lynx
 from lynx_jax.routers import Router
+from lynx_jax.routing import route
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "gpu_check.py"
-TINY_FAMILY = Family(Layer(8, 2, Router("softmax", "renormalize")), ExpertShape(8, 2, 64, 64))
+TINY_FAMILY = Family(Layer(4, 2, Router("softmax", "renormalize")), ExpertShape(4, 2, 64, 64))
 TINY = Settings(
     interpret=True,
     families={"tiny": TINY_FAMILY},
-    batches=(4,),
+    batches=(2,),
     many=None,
     modes=("lynx",),
     measured=("tiny",),
-    active=(1, 2, 8),
+    active=(1, 4),
     steps=1,
     repeats=1,
     seconds=0.0,
@@ -37,18 +40,57 @@ TINY = Settings(
         "num_key_value_heads": 1,
         "head_dim": 32,
         "moe_intermediate_size": 64,
-        "num_experts": 8,
+        "num_experts": 4,
         "num_experts_per_tok": 2,
         "norm_topk_prob": True,
         "max_position_embeddings": 64,
         "rms_norm_eps": 1e-6,
         "rope_theta": 1e4,
     },
-    decode_batches=(4,),
+    decode_batches=(2,),
     policies=("lynx:alpha=1,beta=1",),
     context=3,
     decode_steps=1,
 )
+
+
+class Spoiled:
+    """Plain JAX under the kernels' name, with something wrong in its results or nothing."""
+
+    name, split = "mosaic", False
+
+    def __init__(self, wrong):
+        self.wrong = wrong
+
+    def route(self, logits, live, **settings):
+        routing = route(logits, live, **settings)
+        combine, row = routing.combine_matrix(), jnp.argmax(live)
+        match self.wrong:
+            case "weights":
+                combine = combine * (1 + 1e-5)
+            case "id":
+                swapped = routing.ids[row, ::-1]
+                return replace(routing, ids=routing.ids.at[row].set(swapped), combine=combine)
+            case "list":
+                return replace(routing, num_active=routing.num_active - 1, combine=combine)
+            case "unwritten":
+                combine = combine.at[row, 0].set(jnp.nan)
+        return replace(routing, combine=combine)
+
+    def __call__(self, x, routing, weights, *, form, phase):
+        y = TINY.loop(x, routing, weights, form=form, phase=phase)
+        match self.wrong:
+            case "element":
+                return y.at[1, 63].add(0.1)
+            case "unwritten":
+                return y.at[0, 0].set(jnp.nan)
+        return y
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """For what asks nothing of the kernels: interpreting them takes long."""
+    monkeypatch.setattr(Settings, "mosaic", Spoiled(None))
 
 
 def rows_of(section, settings=TINY, seconds=1e4):
@@ -69,37 +111,73 @@ def test_device_is_described():
 
 def test_kernels_are_checked():
     rows, _ = rows_of(kernel_checks)
-    assert set(rows) == {"experts tiny, B=4", "routing tiny, B=4, lynx"}
+    assert set(rows) == {"experts tiny, B=2", "routing tiny, B=2, lynx"}
     assert all(row["ok"] and row["repeatable"] for row in rows.values())
-    assert rows["routing tiny, B=4, lynx"]["equal"]
+    assert rows["routing tiny, B=2, lynx"]["equal"]
 
 
+@pytest.mark.usefixtures("plain")
 def test_routing_and_its_layer_are_timed():
     rows, (timed,) = rows_of(routing_times)
-    assert set(rows) == {"tiny, B=4"}
+    assert set(rows) == {"tiny, B=2"}
     assert timed["share_of_layer"] == timed["routing_us"] / timed["layer_us"]
 
 
+@pytest.mark.usefixtures("plain")
 def test_experts_are_timed_against_those_in_use():
     rows, timed = rows_of(expert_times)
     assert [row["case"] for row in timed] == [
-        *(f"tiny, {n} experts" for n in (1, 2, 8)),
+        *(f"tiny, {n} experts" for n in (1, 4)),
         "tiny, line",
-        "tiny, B=4",
+        "tiny, B=2",
     ]
-    point = timed[2]
-    read = 8 * 3 * 64 * 64 * 2
+    point = timed[1]
+    read = 4 * 3 * 64 * 64 * 2
     assert point["mosaic_gb_s"] == pytest.approx(read / point["mosaic_us"] / 1e3)
-    assert {"us_an_expert", "r2"} <= timed[3].keys()
-    assert timed[4]["published_us"] is None
-    assert rows["tiny, B=4"]["active"] == 8
+    assert {"us_an_expert", "r2"} <= timed[2].keys()
+    assert timed[3]["published_us"] is None
+    assert rows["tiny, B=2"]["active"] == 4
 
 
 def test_decode_steps_are_timed():
     rows, (weights, step) = rows_of(decode_times)
     assert weights["weight_bytes"] == 2 * sum(
-        (2 * 32 * 64, 64, 2 * 64, 2 * 32, 64 * (64 + 64 + 2 * 32), 8 * 64, 8 * 3 * 64 * 64)
+        (2 * 32 * 64, 64, 2 * 64, 2 * 32, 64 * (64 + 64 + 2 * 32), 4 * 64, 4 * 3 * 64 * 64)
     )
     assert step["tpot_ms"] > 0
-    kept = rows["B=4, lynx:alpha=1,beta=1"]
-    assert 2 <= kept["experts"] <= kept["topk_experts"] <= 8
+    kept = rows["B=2, lynx:alpha=1,beta=1"]
+    assert 2 <= kept["experts"] <= kept["topk_experts"] <= 4
+
+
+@pytest.mark.usefixtures("plain")
+def test_sections_out_of_time_run_nothing():
+    rows = list(routing_times.run(TINY, 1, Deadline(0)))
+    assert [row.get("skipped") for row in rows] == ["out of time"]
+
+
+def test_every_family_is_checked_with_its_own_router():
+    families = Settings().families
+    assert set(families) == set(FAMILIES)
+    for family in families.values():
+        assert (family.router.experts, family.router.k) == family.experts[:2]
+
+
+def test_published_times_name_their_source():
+    published = json.loads(expert_times.PUBLISHED.read_text(encoding="utf-8"))
+    assert published["licence"] == "Apache-2.0"
+    assert "moe_perf.parquet" in published["source"]
+    assert set(published["microseconds"]) <= set(Settings().measured)
+
+
+@pytest.mark.parametrize("wrong", ["weights", "id", "list", "unwritten"])
+def test_wrong_routing_fails_the_check(wrong, monkeypatch):
+    monkeypatch.setattr(Settings, "mosaic", Spoiled(wrong))
+    row = kernel_checks.check_routing(TINY, TINY_FAMILY, 2, Lynx(1.0, 1), 2, Deadline(60))
+    assert row["ok"] is False
+
+
+@pytest.mark.parametrize("wrong", ["element", "unwritten"])
+def test_wrong_experts_fail_the_check(wrong, monkeypatch):
+    monkeypatch.setattr(Settings, "mosaic", Spoiled(wrong))
+    row = kernel_checks.check_experts(TINY, TINY_FAMILY, 2, 2, Deadline(60))
+    assert row["ok"] is False

@@ -1,0 +1,114 @@
+"""What the GPU check's sections run on: processes, deadlines, poisoned buffers, rows."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gpu_recipe import expert_times
+from gpu_recipe.cases import Deadline, OutOfTimeError, Programs, attempt
+from gpu_recipe.poison import fill_memory, poisoned
+from gpu_recipe.report import failures, table, with_shares
+from gpu_recipe.runner import LIMITS, section_rows
+from gpu_recipe.settings import Settings
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "gpu_check.py"
+
+
+def test_without_a_gpu_it_says_so(tmp_path):
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--out", str(tmp_path / "out.json")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: gpu_check: expected a GPU of compute capability 9.x")
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_the_whole_run_stays_under_eight_minutes():
+    assert sum(LIMITS.values()) < 480
+
+
+CHILD = """
+import json, sys, time
+with open(sys.argv[-1], "w") as rows:
+    for value in (1, 2):
+        rows.write(json.dumps({"case": "c", "value": value}) + "\\n")
+    rows.write('{"case": "cut o')
+    rows.flush()
+    if sys.argv[1] == "hang":
+        time.sleep(60)
+    if sys.argv[1] == "crash":
+        raise SystemExit("device lost")
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "failed"), [("end", None), ("crash", "device lost"), ("hang", "killed after 0.5 s")]
+)
+def test_rows_of_a_section_are_kept_however_it_ends(how, failed):
+    began = time.monotonic()
+    limit = 0.5 if how == "hang" else 30
+    rows = list(section_rows("s", [sys.executable, "-c", CHILD, how], limit))
+    assert [row["value"] for row in rows[:2]] == [1, 2]
+    assert [row["failed"] for row in failures(rows)] == ([] if failed is None else [failed])
+    assert rows[-1]["case"] == "section s"
+    assert time.monotonic() - began < 20
+
+
+def test_a_case_that_fails_or_is_too_late_is_a_row():
+    def late():
+        raise OutOfTimeError
+
+    def broken():
+        raise ValueError("first line\nsecond")
+
+    assert attempt({"case": "a"}, lambda: {"x": 1}) == {"case": "a", "x": 1}
+    assert attempt({"case": "b"}, late) == {"case": "b", "skipped": "out of time"}
+    row = attempt({"case": "c"}, broken)
+    assert row == {"case": "c", "ok": False, "failed": "ValueError: first line"}
+    assert failures([row, {"case": "d", "ok": True}]) == [row]
+    assert "ValueError: first line" in table([row])
+
+
+def test_programs_compile_side_by_side_and_their_errors_wait():
+    programs = Programs(Settings(interpret=True), Deadline(60))
+    x = jax.ShapeDtypeStruct((2,), jnp.float32)
+    programs.add("twice", lambda x: 2 * x, x)
+    programs.add("broken", lambda x: x @ jnp.ones(3), x)
+    programs.wait()
+    np.testing.assert_array_equal(programs.get("twice")(jnp.ones(2)), [2, 2])
+    with pytest.raises(TypeError):
+        programs.get("broken")
+
+
+def test_results_that_are_not_written_hold_poison():
+    fill_memory(2**16)
+    x = jnp.arange(6.0)
+    got = poisoned(lambda x: (2 * x, x.astype(jnp.int32), x > 2))(x)
+    np.testing.assert_array_equal(got[0], 2 * x)
+    np.testing.assert_array_equal(got[1], x)
+    np.testing.assert_array_equal(got[2], x > 2)
+    text = jax.jit(lambda out, x: 2 * x, donate_argnums=0, keep_unused=True).lower(x, x).as_text()
+    assert "tf.aliasing_output = 0" in text
+
+
+def test_shares_are_of_the_runs_own_copy():
+    rows = with_shares(
+        [{"case": "copy", "copy_gb_s": 4000.0}, {"case": "a", "mosaic_gb_s": 3400.0}]
+    )
+    assert rows[1]["share_of_copy"] == pytest.approx(0.85)
+
+
+def test_the_line_is_least_squares():
+    points = [{"active": a, "mosaic_us": 3.0 + 2 * a} for a in (1, 4, 9)]
+    found = expert_times.line([*points, {"active": 7, "skipped": "out of time"}])
+    assert found == pytest.approx({"us_an_expert": 2, "us_without_experts": 3, "r2": 1})
