@@ -29,12 +29,35 @@ def read_prompts(path: Path) -> list[Prompt]:
         if not line.strip():
             continue
         try:
-            prompts.append(_parse_line(line))
+            prompts.append(parse_line(line))
         except InputError as e:
             raise InputError(f"{path}, line {number}: {e}") from e
     if not prompts:
         raise InputError(f"{path}: expected prompts as JSON lines, got an empty file")
     return prompts
+
+
+def parse_line(line: str) -> Prompt:
+    """The prompt in one line of such a file.
+
+    Raises:
+      InputError: it has another form.
+    """
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError as e:
+        raise InputError(f"expected JSON, but column {e.colno} does not parse ({e.msg})") from e
+    except (ValueError, RecursionError) as e:
+        raise InputError("expected JSON, got too deep nesting or too long a number") from e
+    if isinstance(value, str):
+        return _checked_text(value)
+    if not isinstance(value, dict) or ("prompt" in value) == ("messages" in value):
+        raise InputError("expected text or an object with either 'prompt' or 'messages'")
+    if "prompt" in value:
+        return _checked_text(value["prompt"])
+    messages: list[dict[str, object]] = value["messages"]
+    check_messages(messages)
+    return messages
 
 
 def read_stdin(stream: BinaryIO, *, is_terminal: bool) -> Prompt:
@@ -57,24 +80,6 @@ def read_stdin(stream: BinaryIO, *, is_terminal: bool) -> Prompt:
 def as_messages(prompts: Sequence[Prompt]) -> list[Prompt]:
     """Every text as a conversation in which a user says it; messages stay as they are."""
     return [[{"role": "user", "content": p}] if isinstance(p, str) else p for p in prompts]
-
-
-def _parse_line(line: str) -> Prompt:
-    try:
-        value = json.loads(line)
-    except json.JSONDecodeError as e:
-        raise InputError(f"expected JSON, but column {e.colno} does not parse ({e.msg})") from e
-    except (ValueError, RecursionError) as e:
-        raise InputError("expected JSON, got too deep nesting or too long a number") from e
-    if isinstance(value, str):
-        return _checked_text(value)
-    if not isinstance(value, dict) or ("prompt" in value) == ("messages" in value):
-        raise InputError("expected text or an object with either 'prompt' or 'messages'")
-    if "prompt" in value:
-        return _checked_text(value["prompt"])
-    messages: list[dict[str, object]] = value["messages"]
-    check_messages(messages)
-    return messages
 
 
 def _checked_text(value: object) -> str:

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from lynx_jax.evaluation.estimates import Estimate
+from lynx_jax.evaluation.answering import TaskResult
+from lynx_jax.evaluation.estimates import Estimate, Interval
 from lynx_jax.evaluation.report import BatchSizeResult, PolicyResult
 
 _HEADER = (
@@ -58,6 +59,40 @@ def _row(policy: PolicyResult) -> str:
         f"{_pm(policy.rise):>18} {policy.relative_rise:>9.2%} {_pm(policy.divergence):>16} "
         f"{_pm(policy.agreement):>15} {_pm(policy.retained):>15} {_pm(policy.worst_retained):>15}"
     )
+
+
+def task_table(result: TaskResult) -> str:
+    """The table of one task, with rows by kind of question below each policy that changes one."""
+    return "\n".join(_task_lines(result))
+
+
+def _task_lines(result: TaskResult) -> Iterator[str]:
+    yield (
+        f"{result.task}, B={result.batch}: {result.questions:,} questions for {result.facts:,} "
+        f"facts; plain top-k: {result.accuracy:.1%} right, {result.experts:.2f} experts a layer "
+        "and step"
+    )
+    other = "" if result.against is None else f" {'less ' + result.against:>26}"
+    yield (
+        f"{'policy':28} {'experts':>7} {'share':>6} {'right':>6} {'less top-k, points':>22} "
+        f"{'lost':>5} {'gained':>6}{other}"
+    )
+    for policy in result.policies:
+        other = "" if policy.against is None else f" {_points(policy.against):>26}"
+        yield (
+            f"{policy.policy:28} {policy.experts:>7.2f} {policy.share:>6.2f} "
+            f"{policy.accuracy.value:>6.1%} {_points(policy.difference):>22} "
+            f"{policy.lost:>5} {policy.gained:>6}{other}"
+        )
+        if (policy.lost or policy.gained) and len(policy.kinds) > 1:
+            for name, kind in policy.kinds.items():
+                yield f"  {name:41} {kind.accuracy:>6.1%} {_points(kind.difference):>22}"
+
+
+def _points(interval: Interval) -> str:
+    """A difference of shares in points, and its interval."""
+    value, low, high = (100 * x for x in (interval.value, interval.low, interval.high))
+    return f"{value:+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
 def _pm(estimate: Estimate, digits: int = 4) -> str:

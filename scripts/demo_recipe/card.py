@@ -10,8 +10,8 @@ from typing import Any
 
 from demo_recipe import corpus, dataset
 from demo_recipe.evaluate import WINDOW_LENGTH, WINDOWS, Results
-from demo_recipe.synthetic import LARGEST
 from demo_recipe.trainer import LOG
+from lynx_jax.demo.facts import LARGEST
 
 _SOURCES = {
     "docs": (f"Python documentation, reStructuredText sources (`{corpus.DOCS_PACKAGE}`)", "PSF"),

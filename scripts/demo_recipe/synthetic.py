@@ -1,26 +1,21 @@
 """Generated sums, comparisons and traces of small programs, with answers that can be scored.
 
-Operands go up to `LARGEST`. A sum or comparison with an operand of two digits may be *held out*: a
-fixed tenth of them, chosen by a hash, never occurs in training in any wording. Facts of one digit
-are all trained: a multiplication table cannot be inferred, only learnt. Traces are held out by
-their whole text.
+Which sums there are and which of them are held out, `lynx_jax.demo.facts` says; comparisons are
+held out by the same rule, traces by their whole text.
 """
 
 from __future__ import annotations
 
-import hashlib
 import random
 from dataclasses import dataclass
 from typing import Literal
 
+from lynx_jax.demo import facts
+from lynx_jax.demo.facts import LARGEST, is_held_out
+
 Kind = Literal["add", "sub", "mul", "compare", "trace"]
 
 KINDS: tuple[Kind, ...] = ("add", "sub", "mul", "compare", "trace")
-HELD_OUT_ONE_IN = 10
-LARGEST = 20
-
-_WORDS = {"add": "plus", "sub": "minus", "mul": "times"}
-_SIGNS = {"add": "+", "sub": "-", "mul": "*"}
 
 
 @dataclass(frozen=True)
@@ -31,20 +26,6 @@ class Problem:
     prompt: str
     answer: str
     held_out: bool
-
-
-def _hashed_out(key: str) -> bool:
-    digest = hashlib.sha256(key.encode()).digest()
-    return int.from_bytes(digest[:4], "big") % HELD_OUT_ONE_IN == 0
-
-
-def is_held_out(kind: Kind, a: int, b: int) -> bool:
-    """Whether the fact ``a kind b`` is reserved for scoring; ``a + b`` and ``b + a`` are one."""
-    if max(a, b) < 10:
-        return False
-    if kind in ("add", "mul", "compare"):
-        a, b = min(a, b), max(a, b)
-    return _hashed_out(f"{kind} {a} {b}")
 
 
 def _operands(kind: Kind, rng: random.Random) -> tuple[int, int]:
@@ -58,13 +39,9 @@ def _operands(kind: Kind, rng: random.Random) -> tuple[int, int]:
     return a, b
 
 
-def _value(kind: Kind, a: int, b: int) -> int:
-    return {"add": a + b, "sub": a - b, "mul": a * b}[kind]
-
-
-def sum_problem(kind: Kind, a: int, b: int) -> Problem:
+def sum_problem(kind: facts.Operation, a: int, b: int) -> Problem:
     """``12 + 7 = 19``: one line with the answer at its end."""
-    prompt, answer = f"{a} {_SIGNS[kind]} {b} =", f" {_value(kind, a, b)}"
+    prompt, answer = f"{facts.written(kind, a, b)} =", f" {facts.value(kind, a, b)}"
     return Problem(kind, prompt, answer, is_held_out(kind, a, b))
 
 
@@ -74,26 +51,25 @@ def compare_problem(a: int, b: int, sign: str) -> Problem:
     return Problem("compare", f">>> {a} {sign} {b}\n", str(truth), is_held_out("compare", a, b))
 
 
-def all_facts(kind: Kind) -> list[Problem]:
+def all_facts(kind: facts.Operation | Literal["compare"]) -> list[Problem]:
     """Every sum or comparison that is in range."""
-    operands = range(10 if kind == "mul" else LARGEST + 1)
-    pairs = [(a, b) for a in operands for b in operands]
     if kind == "compare":
+        pairs = facts.operands("add")
         return [compare_problem(a, b, sign) for a, b in pairs if a != b for sign in "<>"]
-    return [sum_problem(kind, a, b) for a, b in pairs if kind != "sub" or a >= b]
+    return [sum_problem(kind, a, b) for a, b in facts.operands(kind)]
 
 
 def _assignments(rng: random.Random) -> tuple[str, bool]:
     first, second = rng.sample("abcdmnpqstuvwxyz", 2)
     start, step = rng.randrange(1, 20), rng.randrange(1, 10)
-    kind: Kind = rng.choice(("add", "sub", "add"))
+    kind: facts.Operation = rng.choice(("add", "sub", "add"))
     if kind == "sub" and start < step:
         start, step = step, start
-    lines = [f"{first} = {start}", f"{second} = {first} {_SIGNS[kind]} {step}"]
+    lines = [f"{first} = {start}", f"{second} = {facts.written(kind, first, step)}"]
     leaked = is_held_out(kind, start, step)
     shown = rng.choice((first, second, second))
     if rng.random() < 0.4:
-        value, extra = _value(kind, start, step), rng.randrange(1, 10)
+        value, extra = facts.value(kind, start, step), rng.randrange(1, 10)
         lines.append(f"{second} += {extra}")
         leaked |= is_held_out("add", value, extra)
     return "\n".join([*lines, f"print({shown})"]), leaked
@@ -135,7 +111,7 @@ def run_program(program: str) -> str:
 def trace_problem(rng: random.Random) -> Problem:
     """A small program and, in a comment, what it prints."""
     program, leaked = rng.choice((_assignments, _assignments, _loop, _list, _branch))(rng)
-    held_out = _hashed_out(program)
+    held_out = facts.hashed_out(program)
     if leaked and not held_out:
         return trace_problem(rng)
     return Problem("trace", f"{program}\n# prints:", f" {run_program(program)}", held_out)
@@ -169,13 +145,9 @@ def as_question(item: Problem, rng: random.Random) -> tuple[str, str]:
         left, sign, right = item.prompt.removeprefix(">>> ").split()
         word = "less" if sign == "<" else "greater"
         return f"Is {left} {word} than {right}?", "Yes" if item.answer == "True" else "No"
-    left, sign, right = item.prompt.removesuffix(" =").split()
-    spoken = f"{left} {_WORDS[item.kind]} {right}"
-    written = f"{left} {sign} {right}"
-    asked = rng.choice(
-        (f"What is {written}?", f"What is {spoken}?", f"Compute {written}.", f"{written} = ?")
-    )
-    return asked, f"{written} ={item.answer}"
+    left, _, right = item.prompt.removesuffix(" =").split()
+    asked = rng.choice(facts.wordings(item.kind, int(left), int(right)))
+    return asked, f"{item.prompt}{item.answer}"
 
 
 def document(rng: random.Random) -> str:

@@ -28,6 +28,7 @@ from flax import nnx
 from safetensors import safe_open
 
 from lynx_jax.backends import ReferenceBackend
+from lynx_jax.demo import facts
 from lynx_jax.loading import load
 from lynx_jax.pallas_kernels.expert_form import ExpertForm, ExpertWeights
 from lynx_jax.routing import Phase, Routing
@@ -337,8 +338,8 @@ def test_training_text_holds_no_held_out_problem() -> None:
         for line in synthetic.document(rng).splitlines():
             words = line.split()
             if len(words) == 5 and words[3] == "=" and words[1] in "+-":
-                kind: synthetic.Kind = "add" if words[1] == "+" else "sub"
-                assert not synthetic.is_held_out(kind, int(words[0]), int(words[2]))
+                kind: facts.Operation = "add" if words[1] == "+" else "sub"
+                assert not facts.is_held_out(kind, int(words[0]), int(words[2]))
 
 
 @pytest.mark.parametrize("kind", synthetic.KINDS)
@@ -357,12 +358,12 @@ def test_answers_are_right(kind: synthetic.Kind) -> None:
 
 def test_held_out_side_is_about_a_tenth_and_commutes() -> None:
     pairs = [(a, b) for a in range(100) for b in range(100)]
-    share = np.mean([synthetic.is_held_out("add", a, b) for a, b in pairs])
+    share = np.mean([facts.is_held_out("add", a, b) for a, b in pairs])
     assert 0.07 < share < 0.13
     assert all(
-        synthetic.is_held_out("add", a, b) == synthetic.is_held_out("add", b, a) for a, b in pairs
+        facts.is_held_out("add", a, b) == synthetic.is_held_out("add", b, a) for a, b in pairs
     )
-    assert not any(synthetic.is_held_out("sub", a, b) for a in range(10) for b in range(10))
+    assert not any(facts.is_held_out("sub", a, b) for a in range(10) for b in range(10))
 
 
 def test_near_duplicates_are_dropped_and_files_are_split_once() -> None:
