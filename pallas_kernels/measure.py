@@ -132,14 +132,15 @@ def microseconds_a_step(
     waited for: after the first the host is ahead of the device, and its own time does not count.
 
     Args:
-      program: compiled; gives what it takes as its first argument.
+      program: compiled; gives what it takes as its first argument, which may be donated to it.
+        Then all stays at one address, and launches that were captured once can be repeated.
       x: where it starts.
       arguments: the others.
       steps: how many steps the program has.
       repeats: the result is the median of so many samples.
       seconds: a sample is to take about this long.
     """
-    x = program(x, *arguments).block_until_ready()  # warm
+    x = program(jnp.copy(x), *arguments).block_until_ready()  # warm
     start = time.perf_counter()
     x = program(x, *arguments).block_until_ready()
     calls = max(1, math.ceil(seconds / (time.perf_counter() - start)))

@@ -87,7 +87,7 @@ class Bench:
             if not error(got, self.wanted) <= ROUNDINGS:  # nor NaN
                 return None
             return microseconds_a_step(
-                jax.jit(chain(step)),
+                jax.jit(chain(step), donate_argnums=0),
                 self.x,
                 self.work,
                 self.weights,

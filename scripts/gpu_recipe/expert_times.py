@@ -66,7 +66,7 @@ def _compile(settings: Settings, programs: Programs, name: str, rows: int) -> No
     weights = jax.eval_shape(partial(random_experts, family.experts, 0))
     for backend in (settings.mosaic, settings.loop):
         step = experts_step(backend, family.experts.form)
-        programs.add((name, rows, backend.name), chain(step), *arguments, weights)
+        programs.add((name, rows, backend.name), chain(step), *arguments, weights, donate=(0,))
 
 
 def _times(

@@ -47,11 +47,11 @@ def _compile(
     if not programs.has(key):
         step = routing_step(settings.mosaic, family, policy)
         shapes = jax.eval_shape(partial(_routing, settings, family, rows, 0))
-        programs.add(key, chain(step), *shapes)
+        programs.add(key, chain(step), *shapes, donate=(0,))
     if with_layer:
         step = layer_step(settings.mosaic, family, policy)
         shapes = jax.eval_shape(partial(_layer, settings, family, rows, 0))
-        programs.add((name, rows), chain(step), *shapes)
+        programs.add((name, rows), chain(step), *shapes, donate=(0,))
 
 
 def _times(

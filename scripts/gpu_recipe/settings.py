@@ -96,7 +96,7 @@ class Settings:
     copied: int = 2**31
     poisoned: int = 2**33
     model: Mapping[str, Any] = field(default_factory=lambda: QWEN3_30B)
-    decode_batches: tuple[int, ...] = (16, 8, 32, 1)
+    decode_batches: tuple[int, ...] = (16, 1, 8, 32)
     policies: tuple[str, ...] = (
         "off",
         "lynx:alpha=3,beta=4",
