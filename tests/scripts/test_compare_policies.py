@@ -6,8 +6,11 @@ import compare_policies
 import numpy as np
 import pytest
 import tokenizers
+from flax import nnx
 
+from lynx_jax.policies import OEA, Demand, TopK, XShare
 from lynx_jax.tokenizer import Tokenizer
+from tests.models import golden
 
 
 @pytest.fixture
@@ -42,3 +45,36 @@ def test_the_error_over_batches_sees_what_rows_of_a_batch_share():
     assert got["mean"] == 2
     np.testing.assert_allclose(got["batches"], 1.0)
     np.testing.assert_allclose(got["windows"], np.sqrt(8 / 7 / 8))
+
+
+def test_costs_are_nothing_for_plain_top_k_and_more_for_a_budget_of_k(monkeypatch):
+    monkeypatch.setattr(compare_policies, "PROMPT", 3)
+    loaded = golden.load("qwen3_moe", "reference")
+    model = nnx.clone(loaded.model)
+    model.layers = nnx.List(model.layers[:1])
+    windows = np.random.default_rng(0).integers(0, loaded.config.vocab_size, (4, 6), np.int32)
+    bench = compare_policies.Bench(model, windows, 2)
+    k = loaded.config.num_experts_per_tok
+    same, harsh = (bench.measure(policy) for policy in (TopK(), XShare(k)))
+    np.testing.assert_array_equal(same.cross_entropy, bench.plain.cross_entropy)
+    np.testing.assert_array_equal(same.divergence, np.zeros(4))
+    assert same.experts == bench.plain.experts > harsh.experts == k
+    assert (harsh.divergence > 0).all()
+
+
+def test_a_cheaper_demand_is_below_its_rivals(monkeypatch):
+    class Bench:
+        """Demand costs 1 more than plain top-k, OEA 2."""
+
+        plain = compare_policies.Cost(np.full(4, 5.0), np.zeros(4), 9.0)
+
+        def measure(self, policy):
+            cost = 1 if isinstance(policy, Demand) else 2
+            return compare_policies.Cost(np.full(4, 5.0 + cost), np.full(4, 0.1 * cost), 6.0)
+
+    monkeypatch.setitem(compare_policies.CHOSEN, 2, ((Demand(0.1), OEA(1)),))
+    ours, rival = compare_policies.compare(Bench(), 2)["policies"]
+    assert [ours["rise"]["mean"], rival["rise"]["mean"]] == [1, 2]
+    assert "demand_over_it" not in ours
+    assert rival["demand_over_it"]["mean"] == -1
+    assert np.isclose(rival["demand_over_it_kl"]["mean"], -0.1)
