@@ -1,21 +1,28 @@
-"""Routing by the fused GPU kernel, with the signature of ``lynx_jax.routing.route``."""
+"""Routing by GPU kernels, with the signature of ``lynx_jax.routing.route``."""
 
 import functools
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from lynx_jax.pallas_kernels.fused_kernel import LARGEST_K, fused_routing
-from lynx_jax.pallas_kernels.routing_tiling import MOST_EXPERTS, MOST_ROWS
+from lynx_jax.pallas_kernels.routing_tiling import (
+    MOST_EXPERTS,
+    MOST_ROWS,
+    MOST_ROWS_OF_BLOCKS,
+)
 from lynx_jax.pallas_kernels.selection import (
     LynxSelection,
     OEASelection,
+    RoutedRows,
     Selection,
     TopKSelection,
     XShareSelection,
 )
+from lynx_jax.pallas_kernels.separate_kernels import separate_routing
 from lynx_jax.policies import OEA, Lynx, Policy, TopK, XShare
 from lynx_jax.routers import Router
 from lynx_jax.routing import Phase, Routing
@@ -25,17 +32,23 @@ _log = logging.getLogger(__name__)
 
 
 def why_not(policy: Policy, router: Router, k: int, num_experts: int, rows: int) -> str | None:
-    """Why decode steps of such a layer are routed in plain JAX; None if the kernel routes them."""
-    if rows > MOST_ROWS:
-        return f"the routing kernel holds {MOST_ROWS} rows, the batch has {rows}"
+    """Why decode steps of such a layer are routed in plain JAX; None if kernels route them."""
+    if rows > MOST_ROWS_OF_BLOCKS:
+        return f"the routing kernels take {MOST_ROWS_OF_BLOCKS} rows, the batch has {rows}"
     if num_experts > MOST_EXPERTS:
-        return f"the routing kernel holds {MOST_EXPERTS} experts, the layer has {num_experts}"
+        return f"the routing kernels take {MOST_EXPERTS} experts, the layer has {num_experts}"
     if k > LARGEST_K:
-        return f"the routing kernel chooses up to {LARGEST_K} experts a row, the layer uses {k}"
+        return f"the routing kernels choose up to {LARGEST_K} experts a row, the layer uses {k}"
     if router.score == "sparsemixer":
-        return "the routing kernel does not score by sparsemixer"
-    if _selection(policy, k) is None:
-        return f"the routing kernel has no mode for {policy}"
+        return "the routing kernels do not score by sparsemixer"
+    selection = _selection(policy, k)
+    if selection is None:
+        return f"the routing kernels have no mode for {policy}"
+    if rows > MOST_ROWS and not isinstance(selection, LynxSelection):
+        return (
+            f"beyond {MOST_ROWS} rows the routing kernels have no mode for {policy}, "
+            f"the batch has {rows}"
+        )
     return None
 
 
@@ -55,11 +68,12 @@ def route(
     phase: Phase,
     interpret: Any = False,
 ) -> Routing:
-    """Choose k experts a row and weigh them: in decode by one kernel launch where ``why_not`` has
-    nothing against it, else, which a warning says, by ``lynx_jax.routing.route``.
+    """Choose k experts a row and weigh them: in decode by kernels, in one launch up to 64 rows,
+    where ``why_not`` has nothing against it; else, which a warning says, by
+    ``lynx_jax.routing.route``.
 
     Args:
-      interpret: ``plgpu.InterpretGPUParams`` to run the kernel on a CPU.
+      interpret: ``plgpu.InterpretGPUParams`` to run the kernels on a CPU.
     """
     rows, num_experts = logits.shape
     reason = why_not(policy, router, k, num_experts, rows)
@@ -67,11 +81,12 @@ def route(
         _say_once(reason)
     if phase is Phase.PREFILL or reason is not None:
         return route_in_jax(logits, live, k=k, router=router, bias=bias, policy=policy, phase=phase)
-    selection = _selection(policy, k)
-    assert selection is not None  # else there was a reason
     if logits.dtype != jnp.bfloat16:
         logits = logits.astype(jnp.float32)
-    routed = fused_routing(
+    selection = _selection(policy, k)
+    assert selection is not None  # else there was a reason
+    launch: Callable[..., RoutedRows] = fused_routing if rows <= MOST_ROWS else separate_routing
+    routed = launch(
         logits,
         live,
         bias,

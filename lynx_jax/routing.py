@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from lynx_jax.pallas_kernels.expert_ffn import combine_matrix
-from lynx_jax.pallas_kernels.remapping import compact, expert_union, remap
+from lynx_jax.pallas_kernels.remapping import compact, expert_union, remap_if_it_saves
 from lynx_jax.pallas_kernels.topk import top_k
 from lynx_jax.policies import Policy, TopK
 from lynx_jax.routers import Router
@@ -82,7 +82,7 @@ def route(
     top_used = used = expert_union(top_ids, live, num_experts)
     if phase is Phase.DECODE and not isinstance(policy, TopK):
         survivors = policy.survivors(scores, live, k)
-        ids, used = _remap_if_it_saves(
+        ids, used = remap_if_it_saves(
             scores.choice, survivors, live, top_ids, top_used, k, policy.min_rows
         )
     active, num_active = compact(used)
@@ -94,23 +94,3 @@ def route(
         num_active=num_active,
         num_active_topk=jnp.sum(top_used, dtype=jnp.int32),
     )
-
-
-def _remap_if_it_saves(
-    choice: Float[Array, "rows experts"],
-    survivors: Bool[Array, " experts"],
-    live: Bool[Array, " rows"],
-    top_ids: Int[Array, "rows k"],
-    top_used: Bool[Array, " experts"],
-    k: int,
-    min_rows: int,
-) -> tuple[Int[Array, "rows k"], Bool[Array, " experts"]]:
-    """Remapped ids and the experts they use, or plain top-k's where remapping saves no expert.
-
-    No policy can promise by itself to read fewer experts than top-k does; changing the routing for
-    nothing would cost quality at no gain.
-    """
-    ids = remap(choice, survivors, k)
-    used = expert_union(ids, live, choice.shape[-1])
-    saves = (jnp.sum(used) < jnp.sum(top_used)) & (jnp.sum(live) >= min_rows)
-    return jnp.where(saves, ids, top_ids), jnp.where(saves, used, top_used)

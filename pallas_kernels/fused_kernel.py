@@ -16,6 +16,13 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Bool, Float
 
+from lynx_jax.pallas_kernels.active_list import (
+    USES_SLOT,
+    list_active,
+    packed_uses,
+    unpacked_uses,
+    write_count,
+)
 from lynx_jax.pallas_kernels.router_tiles import bins_of, combine_weights, router_scores
 from lynx_jax.pallas_kernels.routing_tiling import (
     RowTiling,
@@ -28,12 +35,8 @@ from lynx_jax.pallas_kernels.row_batch import Batch, Spec, Tile
 from lynx_jax.pallas_kernels.row_tiles import (
     COMPILER_PARAMS,
     LANES,
-    PER_EXPERT,
     ROWS,
     Block,
-    along_experts,
-    load_per_expert,
-    load_per_row,
     load_tile,
     ordered,
     rank_ids,
@@ -100,6 +103,7 @@ def fused_routing(
         ),
         num_threads=tiling.warpgroups,
         thread_name="warpgroup",
+        kernel_name="fused_routing",
         compiler_params=COMPILER_PARAMS,
         interpret=interpret,
     )
@@ -147,13 +151,8 @@ def fused_routing_body(*refs: Any, spec: Spec) -> None:
     used, top_used = _place_rows(batch, survivors(batch))
     saves = (row_count(used) < row_count(top_used)) & (batch.num_live >= spec.min_rows)
     batch.each(lambda tile: _weigh_rows(tile, saves, ids_ref, combine_ref, spec))
-    _list_active(batch, saves, active_ref, num_active_ref)
-
-    def write_count() -> None:
-        count_ref[...] = jnp.sum(jnp.where(top_used, 1, 0), axis=1)
-        num_active_topk_ref[0] = count_ref[0]
-
-    block.first_only(write_count)
+    list_active(block, totals_ref, saves, active_ref, num_active_ref)
+    block.first_only(lambda: write_count(top_used, count_ref, num_active_topk_ref))
 
 
 def _score_rows(tile: Tile, logits_ref: Any, bias_ref: Any | None, spec: Spec) -> None:
@@ -177,15 +176,12 @@ def _place_rows(batch: Batch, survives: Array | None) -> tuple[Array, Array]:
     k = batch.spec.k
 
     def place(tile: Tile, uses: Array) -> Array:
-        """Counts users in the lower half, and those by plain top-k in the upper."""
         top_rank, live = tile.top_rank(), tile.live()
         rank = top_rank if survives is None else remapped_ranks(tile.key(), survives, k)
         tile.keep(rank, top_rank)
-        uses = uses + jnp.where(live & (rank < k), 1, 0)
-        return uses + jnp.where(live & (top_rank < k), 1 << 16, 0)
+        return uses + packed_uses(live & (rank < k), live & (top_rank < k))
 
-    total = batch.total(batch.fold(place, zeros(batch.width)), 2)
-    return (total & 0xFFFF) > 0, (total >> 16) > 0
+    return unpacked_uses(batch.total(batch.fold(place, zeros(batch.width)), USES_SLOT))
 
 
 def _weigh_rows(tile: Tile, saves: Array, ids_ref: Any, combine_ref: Any, spec: Spec) -> None:
@@ -196,29 +192,3 @@ def _weigh_rows(tile: Tile, saves: Array, ids_ref: Any, combine_ref: Any, spec: 
     combine = combine_weights(rank < spec.k, weight, top_sum, spec.router)
     combine_ref[tile.slice] = jnp.where(tile.live(), combine, 0.0)
     ids_ref[tile.slice] = rank_ids(rank, spec.k)
-
-
-def _list_active(batch: Batch, saves: Array, active_ref: Any, num_active_ref: Any) -> None:
-    """The experts in use, ascending: the p-th is preceded by those with at most p up to them."""
-    totals_ref = batch.totals_ref
-
-    def is_used_up_to(experts: Any, expert: Array, column: Array) -> Array:
-        uses = along_experts(load_per_row(totals_ref.at[2].at[experts]), batch.width)
-        used = jnp.where(saves, uses & 0xFFFF, uses >> 16) > 0
-        return used & (expert <= column)
-
-    def precedes(experts: Any, expert: Array, column: Array) -> Array:
-        del expert
-        return along_experts(load_per_row(totals_ref.at[0].at[experts]), batch.width) <= column
-
-    batch.total(batch.block.count_experts(batch.width, is_used_up_to), 0)
-    batch.total(batch.block.count_experts(batch.width, precedes), 1)
-
-    def write() -> None:
-        num_active = totals_ref[0, batch.width - 1]
-        place = plgpu.broadcasted_iota(jnp.int32, (batch.width,), 0, layout=PER_EXPERT)
-        expert = load_per_expert(totals_ref.at[1])
-        active_ref[...] = jnp.where(place < num_active, expert, 0)
-        num_active_ref[0] = num_active
-
-    batch.block.first_only(write)

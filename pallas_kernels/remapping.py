@@ -58,6 +58,26 @@ def remap(
     return jnp.where(place < count, top_k(usable, k), filled)
 
 
+def remap_if_it_saves(
+    choice: Float[Array, "rows experts"],
+    survivors: Bool[Array, " experts"],
+    live: Bool[Array, " rows"],
+    top_ids: Int[Array, "rows k"],
+    top_used: Bool[Array, " experts"],
+    k: int,
+    min_rows: int,
+) -> tuple[Int[Array, "rows k"], Bool[Array, " experts"]]:
+    """Remapped ids and the experts they use, or plain top-k's where remapping saves no expert.
+
+    No policy can promise by itself to read fewer experts than top-k does; changing the routing for
+    nothing would cost quality at no gain.
+    """
+    ids = remap(choice, survivors, k)
+    used = expert_union(ids, live, choice.shape[-1])
+    saves = (jnp.sum(used) < jnp.sum(top_used)) & (jnp.sum(live) >= min_rows)
+    return jnp.where(saves, ids, top_ids), jnp.where(saves, used, top_used)
+
+
 def compact(members: Bool[Array, " experts"]) -> tuple[Int[Array, " experts"], Int[Array, ""]]:
     """List of the members' ids, ascending and padded with 0, and how many there are (int32)."""
     (ids,) = jnp.nonzero(members, size=members.shape[0], fill_value=0)

@@ -8,6 +8,7 @@ from jaxtyping import Array, Bool, Float, Int
 from lynx_jax.pallas_kernels.row_tiles import LANES, ROWS
 
 MOST_ROWS, MOST_EXPERTS = 64, 256  # of a batch that one thread block routes
+MOST_ROWS_OF_BLOCKS = 2**15 - 1  # where blocks share a batch: what ``active_list`` can count
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,12 @@ def one_block(rows: int, experts: int) -> RowTiling:
     return RowTiling(warpgroups, -(-rows // (warpgroups * ROWS)))
 
 
-BLOCK_OF_MANY = RowTiling(warpgroups=4, tiles=1)  # where rows are divided over blocks
+def row_blocks(rows: int) -> int:
+    """Thread blocks of one warpgroup, each with one tile of R = 4 rows, for any number of rows.
+
+    A multiple of R: what the blocks leave about their rows is read in tiles again.
+    """
+    return -(-rows // ROWS**2) * ROWS
 
 
 def padded_experts(experts: int) -> int:

@@ -23,6 +23,16 @@ from lynx_jax.pallas_kernels.selection import RouterRule, Selection
 _RANK_BITS = 6  # a state's low bits: the place in the row's top-k, up to 32
 
 
+def packed_state(upper: Array, top_rank: Array) -> Array:
+    """A number (a bin, or the final place) and the place in the row's top-k in one int32."""
+    return (upper << _RANK_BITS) | top_rank
+
+
+def unpacked_state(state: Array) -> tuple[Array, Array]:
+    """What ``packed_state`` holds."""
+    return state >> _RANK_BITS, state & ((1 << _RANK_BITS) - 1)
+
+
 @dataclass(frozen=True)
 class Spec:
     """What a kernel is compiled for.
@@ -69,14 +79,14 @@ class Tile:
         return load_tile(self.weight_ref.at[self.slice])
 
     def keep(self, upper: Array, top_rank: Array) -> None:
-        """Keeps a number (a bin, or the final place) with the place in the row's top-k."""
-        self.state_ref[self.slice] = (upper << _RANK_BITS) | top_rank
+        """Keeps a bin, or the final place, with the place in the row's top-k."""
+        self.state_ref[self.slice] = packed_state(upper, top_rank)
 
     def upper(self) -> Array:
-        return load_tile(self.state_ref.at[self.slice]) >> _RANK_BITS
+        return unpacked_state(load_tile(self.state_ref.at[self.slice]))[0]
 
     def top_rank(self) -> Array:
-        return load_tile(self.state_ref.at[self.slice]) & ((1 << _RANK_BITS) - 1)
+        return unpacked_state(load_tile(self.state_ref.at[self.slice]))[1]
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,22 @@ from jaxtyping import Array, Float, Int
 
 
 @runtime_checkable
+class RowScores(Protocol):
+    """What the kernels' references need of ``lynx_jax.routers.RouterScores``."""
+
+    @property
+    def choice(self) -> Array: ...
+    @property
+    def confidence(self) -> Array: ...
+    @property
+    def weight(self) -> Array: ...
+
+
+@runtime_checkable
 class RouterRule(Protocol):
-    """What the kernels need of ``lynx_jax.routers.Router``; none of them scores by sparsemixer."""
+    """What the kernels and their references need of ``lynx_jax.routers.Router``; no kernel scores
+    by sparsemixer.
+    """
 
     @property
     def score(self) -> Literal["softmax", "sigmoid", "sparsemixer"]: ...
@@ -22,6 +36,9 @@ class RouterRule(Protocol):
     def kept_groups(self) -> int: ...
     @property
     def group_score(self) -> Literal["max", "top2"]: ...
+
+    def scores(self, logits: Array, bias: Array | None = None) -> RowScores: ...
+    def weigh(self, weight: Array, ids: Array, top_sum: Array) -> Array: ...
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The fused routing kernel, interpreted on CPU, against routing in plain JAX."""
+"""The routing kernels, interpreted on CPU, against routing in plain JAX."""
 
 import functools
 import os
@@ -145,6 +145,20 @@ def test_batches_in_which_a_mask_matters(case, seed, live_share):
     assert_equal(kernel(*rows), plain(*rows))
 
 
+MANY = Case(65, 60, 4, SUM_KEPT, Lynx(3.0, 4, min_rows=20))
+
+
+@pytest.mark.parametrize(
+    ("seed", "live_share", "grid"),
+    [(0, 0.0, 0.0), (0, 0.5, 0.0), (1, 0.8, 0.25), (2, 1.0, 1.0), (3, 0.2, 0.0)],
+    ids=["none", "one", "most", "all", "below_min_rows"],
+)
+def test_more_rows_than_a_block_holds(seed, live_share, grid):
+    kernel, plain = routed(MANY)
+    rows = draw(MANY, seed, live_share, grid, padded=1)
+    assert_equal(kernel(*rows), plain(*rows))
+
+
 LARGE = [
     Case(15, 128, 8, RENORMALIZED, Lynx(3.0, 2)),
     Case(16, 64, 8, DEEPSEEK_V3, XShare(20), biased=True),
@@ -185,11 +199,13 @@ def test_many_warpgroups():
     ("layer", "reason"),
     [
         ((Lynx(3.0, 2), RENORMALIZED, 8, 128, 64), None),
-        ((Lynx(3.0, 2), RENORMALIZED, 8, 128, 65), "holds 64 rows, the batch has 65"),
-        ((TopK(), RENORMALIZED, 8, 512, 1), "holds 256 experts, the layer has 512"),
+        ((Lynx(3.0, 2), RENORMALIZED, 8, 128, 65), None),
+        ((OEA(4), RENORMALIZED, 8, 128, 65), "beyond 64 rows the routing kernels have no mode"),
+        ((Lynx(3.0, 2), RENORMALIZED, 8, 128, 2**15), "take 32767 rows, the batch has 32768"),
+        ((TopK(), RENORMALIZED, 8, 512, 1), "take 256 experts, the layer has 512"),
         ((TopK(), RENORMALIZED, 40, 128, 1), "up to 32 experts a row"),
         ((TopK(), SPARSEMIXER, 2, 16, 1), "sparsemixer"),
-        ((Demand(0.1), RENORMALIZED, 8, 128, 1), "no mode for Demand"),
+        ((Demand(0.1), RENORMALIZED, 8, 128, 1), "have no mode for Demand"),
     ],
 )
 def test_why_a_layer_is_routed_in_plain_jax(layer, reason):
@@ -203,7 +219,7 @@ def test_routing_in_plain_jax_is_said_once(caplog):
     for phase in (Phase.PREFILL, Phase.DECODE, Phase.DECODE):
         route(jnp.zeros((2, 8)), jnp.ones(2, bool), phase=phase, **settings)
     assert len(caplog.messages) == 1
-    assert "routed in plain JAX: the routing kernel has no mode for Demand" in caplog.text
+    assert "routed in plain JAX: the routing kernels have no mode for Demand" in caplog.text
 
 
 @pytest.mark.parametrize(

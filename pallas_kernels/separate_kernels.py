@@ -1,0 +1,54 @@
+"""Routing of any number of rows with Lynx, by the separate kernels; the signature of
+``fused_kernel.fused_routing``, for batches that no thread block holds.
+"""
+
+from typing import Any
+
+from jaxtyping import Array, Bool, Float
+
+from lynx_jax.pallas_kernels.binning_kernel import binning
+from lynx_jax.pallas_kernels.remapping_kernel import remapping
+from lynx_jax.pallas_kernels.scoring_kernel import scoring
+from lynx_jax.pallas_kernels.selection import LynxSelection, RoutedRows, RouterRule
+
+
+def separate_routing(
+    logits: Float[Array, "rows experts"],
+    live: Bool[Array, " rows"],
+    bias: Float[Array, " experts"] | None = None,
+    *,
+    k: int,
+    router: RouterRule,
+    selection: LynxSelection,
+    min_rows: int,
+    interpret: Any = False,
+) -> RoutedRows:
+    """Route a decode batch in six launches.
+
+    Args:
+      logits: bfloat16 or float32 router logits of up to 2**15 - 1 rows and 256 experts; padded
+        experts at ``-inf``. Rows that are not live may hold anything.
+      live: rows that count.
+      bias: selection bias, for routers that have one.
+      k: experts a row, up to 32.
+      router: the family's scores and weight rule.
+      selection: Lynx's constants.
+      min_rows: fewer live rows than this keep plain top-k.
+      interpret: ``plgpu.InterpretGPUParams`` to run on a CPU.
+    """
+    alpha, beta = selection.alpha, selection.beta
+    binned = binning(
+        logits, live, bias, k=k, router=router, alpha=alpha, beta=beta, interpret=interpret
+    )
+    return remapping(
+        logits,
+        live,
+        bias,
+        scoring(binned.bins, live, beta, interpret=interpret),
+        binned.top_sum,
+        k=k,
+        router=router,
+        floor=selection.floor,
+        min_rows=min_rows,
+        interpret=interpret,
+    )

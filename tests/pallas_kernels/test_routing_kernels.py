@@ -1,0 +1,136 @@
+"""Binning, scoring and remapping kernels, interpreted on CPU, against their references."""
+
+import functools
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from lynx_jax.pallas_kernels.binning_kernel import binning, binning_reference
+from lynx_jax.pallas_kernels.remapping_kernel import remapping, remapping_reference
+from lynx_jax.pallas_kernels.scoring import adaptive_expert_scores
+from lynx_jax.pallas_kernels.scoring_kernel import scoring
+from lynx_jax.routers import Router
+
+RENORMALIZED = Router("softmax", "renormalize")
+SUM_KEPT = Router("softmax", "keep_sum")
+DEEPSEEK_V2 = Router("softmax", "keep_sum", 16.0, groups=8, kept_groups=3)
+DEEPSEEK_V3 = Router("sigmoid", "renormalize", 2.5, groups=8, kept_groups=4, group_score="top2")
+LLAMA_4 = Router("sigmoid", "own")
+
+
+@dataclass(frozen=True)
+class Case:
+    rows: int
+    experts: int
+    k: int
+    router: Router
+    alpha: float
+    beta: int
+    floor: int = 1
+    min_rows: int = 2
+    biased: bool = False
+    dtype: str = "float32"
+
+
+CASES = [
+    Case(130, 8, 2, RENORMALIZED, 0.7, 1, floor=0),
+    Case(65, 60, 4, SUM_KEPT, 3.0, 4, min_rows=40),
+    Case(17, 64, 8, DEEPSEEK_V3, 3.0, 4, biased=True),
+    Case(1, 72, 3, RENORMALIZED, 2.0, 2, min_rows=1),
+    Case(64, 128, 8, RENORMALIZED, 3.0, 2, floor=2, dtype="bfloat16"),
+    Case(20, 160, 6, DEEPSEEK_V2, 1.125, 2),
+    Case(66, 16, 1, LLAMA_4, 1.0, 2, floor=0),
+    Case(9, 256, 8, DEEPSEEK_V3, 3.0, 4, biased=True, dtype="bfloat16"),
+]
+
+
+def draw(case: Case, seed: int, live_share: float, grid: float, padded: int):
+    """Logits with ties on a grid, experts at -inf at the end, and NaN in rows that are not live;
+    whole scores with ties, whatever the logits are. A live share of 0.5 is a single live row.
+    """
+    rng = np.random.default_rng(seed)
+    shape = case.rows, case.experts
+    logits = rng.normal(size=shape) + rng.normal(size=case.experts)
+    if grid:
+        logits = np.round(logits / grid) * grid
+    logits[:, case.experts - padded :] = -np.inf
+    live = rng.random(case.rows) < live_share
+    if live_share == 0.5:
+        live = np.arange(case.rows) == seed % case.rows
+    logits[~live] = np.nan
+    bias = jnp.asarray(0.2 * rng.normal(size=case.experts), jnp.float32) if case.biased else None
+    # Favourites of the batch, so that there is something to save.
+    scores = rng.integers(-3, 3, shape) + rng.integers(-6, 6, case.experts)
+    return jnp.asarray(logits, case.dtype), jnp.asarray(live), bias, jnp.asarray(scores, jnp.int32)
+
+
+@functools.cache
+def kernels_and_references(case: Case, races: bool = False):
+    """Two functions of the same inputs, each of (binned rows, scores by the bins, routed rows)."""
+    binned = {"k": case.k, "router": case.router, "alpha": case.alpha, "beta": case.beta}
+    routed = {n: getattr(case, n) for n in ("k", "router", "floor", "min_rows")}
+
+    def kernels(logits, live, bias, scores, bins, top_sum):
+        run = {"interpret": plgpu.InterpretGPUParams(detect_races=races)}
+        return (
+            binning(logits, live, bias, **binned, **run),
+            scoring(bins, live, case.beta, **run),
+            remapping(logits, live, bias, scores, top_sum, **routed, **run),
+        )
+
+    def references(logits, live, bias, scores):
+        rows = binning_reference(logits, live, bias, **binned)
+        return (
+            rows,
+            adaptive_expert_scores(rows.bins, live, case.beta),
+            remapping_reference(logits, live, bias, scores, rows.top_sum, **routed),
+        )
+
+    return jax.jit(kernels), jax.jit(references)
+
+
+assert_close = functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6)
+
+
+def check(case: Case, inputs, races: bool = False):
+    """Compares each kernel with its reference on the same inputs; the references' results."""
+    kernels, references = kernels_and_references(case, races)
+    wanted = references(*inputs)
+    rows, scores, routed = kernels(*inputs, wanted[0].bins, wanted[0].top_sum)
+    live = np.asarray(inputs[1])
+    pairs = [
+        (rows.bins, wanted[0].bins),
+        (rows.top_sum, wanted[0].top_sum),
+        (scores, wanted[1]),
+        (routed.ids, wanted[2].ids),
+        (routed.combine, wanted[2].combine),
+    ]
+    for got, want in pairs:
+        compare = np.testing.assert_array_equal if want.dtype == jnp.int32 else assert_close
+        compare(np.asarray(got)[live], np.asarray(want)[live])
+    assert not np.asarray(routed.combine)[~live].any()
+    for name in ("active", "num_active", "num_active_topk"):
+        np.testing.assert_array_equal(getattr(routed, name), getattr(wanted[2], name))
+    return wanted
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    live_share=st.sampled_from([0.0, 0.5, 0.8, 1.0]),
+    grid=st.sampled_from([0.0, 0.25, 1.0]),
+    padded=st.sampled_from([0, 1]),
+)
+@example(seed=1, live_share=1.0, grid=1.0, padded=0)
+@example(seed=2, live_share=0.8, grid=0.25, padded=1)
+@example(seed=3, live_share=0.0, grid=0.0, padded=0)
+@example(seed=4, live_share=0.5, grid=0.0, padded=0)
+@settings(max_examples=2, deadline=None)
+def test_kernels_equal_their_references(case, seed, live_share, grid, padded):
+    check(case, draw(case, seed, live_share, grid, padded))
