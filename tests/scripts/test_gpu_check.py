@@ -1,10 +1,12 @@
 """The sections of the GPU check at tiny shapes, interpreted on CPU."""
 
+import itertools
 import json
 from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from compile_recipe.routing_cases import Layer
 from gpu_recipe import decode_times, device, expert_times, kernel_checks, routing_times
@@ -52,6 +54,7 @@ TINY = Settings(
     context=3,
     decode_steps=1,
 )
+TURNS = itertools.cycle((np.float32(0), np.float32(1)))
 
 
 class Spoiled:
@@ -84,6 +87,10 @@ class Spoiled:
                 return y.at[1, 63].add(0.1)
             case "unwritten":
                 return y.at[0, 0].set(jnp.nan)
+            case "unrepeatable":  # but close enough
+                count = jax.ShapeDtypeStruct((), jnp.float32)
+                more = 1 + 2.0**-7 * jax.pure_callback(lambda: next(TURNS), count)
+                return y.at[0, 0].set((y[0, 0] * more).astype(y.dtype))
         return y
 
 
@@ -176,8 +183,9 @@ def test_wrong_routing_fails_the_check(wrong, monkeypatch):
     assert row["ok"] is False
 
 
-@pytest.mark.parametrize("wrong", ["element", "unwritten"])
+@pytest.mark.parametrize("wrong", ["element", "unwritten", "unrepeatable"])
 def test_wrong_experts_fail_the_check(wrong, monkeypatch):
     monkeypatch.setattr(Settings, "mosaic", Spoiled(wrong))
     row = kernel_checks.check_experts(TINY, TINY_FAMILY, 2, 2, Deadline(60))
     assert row["ok"] is False
+    assert row["repeatable"] == (wrong == "element")
