@@ -53,6 +53,11 @@ def test_another_seed_asks_other_questions():
     assert TASKS["chat"](50, 0) != TASKS["chat"](50, 1)
 
 
+def test_no_question_comes_twice():
+    questions = TASKS["chat"](6000, 0)  # many enough that some would by chance
+    assert len({repr(question.prompt) for question in questions}) == len(questions)
+
+
 def test_one_fact_has_one_name_in_both_orders():
     questions = TASKS["arithmetic"](2000, 0)
     asked = {q.fact for q in questions if q.kind == "products"}
@@ -65,6 +70,11 @@ def test_an_interval_contains_its_mean_and_stays_among_the_values(values, seed):
     found = bootstrap(np.array(values), range(len(values)), seed)
     assert min(values) <= found.low <= found.value <= found.high <= max(values)
     assert found == bootstrap(np.array(values), [str(i) for i in range(len(values))], seed)
+
+
+def test_an_interval_is_of_the_mean_of_all_questions_of_the_facts_that_are_drawn():
+    found = bootstrap(np.ones(9), [*"aaaaaabcd"], seed=0)
+    assert (found.low, found.value, found.high) == (1, 1, 1)
 
 
 def test_an_interval_has_the_width_of_the_clustered_error():
