@@ -68,7 +68,8 @@ def routing_step(backend: ExpertBackend, family: Family, policy: Policy) -> Any:
     That needs no operation between two launches; what a launch takes does not depend on numbers.
     """
 
-    def step(logits: Array, live: Array, bias: Any) -> Array:
+    def step(logits: Array, own: None, shared: tuple[Array, Any]) -> Array:
+        live, bias = shared
         return route(backend, family, policy, logits, live, bias).combine_matrix()
 
     return step

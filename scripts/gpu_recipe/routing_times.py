@@ -85,10 +85,10 @@ def _bias(family: Family, seed: int) -> Array | None:
 
 def _routing(
     settings: Settings, family: Family, rows: int, seed: int
-) -> tuple[Array, list[Array], Array | None]:
-    """Logits, live rows for every step, the selection bias."""
+) -> tuple[Array, list[None], tuple[Array, Array | None]]:
+    """Logits, nothing for a step alone, and live rows and the selection bias for all."""
     logits = noise(seed, (rows, family.router.experts), jnp.float32, 1.0)
-    return logits, [jnp.ones(rows, bool)] * settings.steps, _bias(family, seed)
+    return logits, [None] * settings.steps, (jnp.ones(rows, bool), _bias(family, seed))
 
 
 def _layer(
