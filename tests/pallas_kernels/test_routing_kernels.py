@@ -41,9 +41,8 @@ class Case:
 
 CASES = [
     Case(130, 8, 2, RENORMALIZED, 0.7, 1, floor=0),
-    Case(65, 60, 4, SUM_KEPT, 3.0, 4, min_rows=40),
     Case(17, 64, 8, DEEPSEEK_V3, 3.0, 4, biased=True, races=True),
-    Case(1, 72, 3, RENORMALIZED, 2.0, 2, min_rows=1),
+    Case(1, 72, 3, SUM_KEPT, 2.0, 2, min_rows=1),
     Case(64, 128, 8, RENORMALIZED, 3.0, 2, floor=2, dtype="bfloat16"),
     Case(20, 160, 6, DEEPSEEK_V2, 1.125, 2),
     Case(6, 16, 1, LLAMA_4, 1.0, 2, floor=0),
@@ -145,6 +144,6 @@ def test_no_row_or_one_row_is_live(case, live_share):
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.races], ids=str)
 def test_blocks_do_not_race(case, capsys):
-    wanted = check(case, draw(case, 5, 0.8, 0.0, 0))
+    wanted = check(case, draw(case, 3, 0.8, 0.0, 0))  # some survivors suit only rows not live
     assert 0 < int(wanted[2].num_active) < int(wanted[2].num_active_topk)
     assert "RACE DETECTED" not in capsys.readouterr().out
