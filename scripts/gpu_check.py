@@ -29,6 +29,7 @@ _MODULES = {
     "decode": "decode_times",
 }
 _NO_GPU = 2
+_SEEDS = 2**30
 
 
 def main() -> int:
@@ -42,7 +43,9 @@ def main() -> int:
     parser.add_argument("--child", choices=LIMITS, help=argparse.SUPPRESS)
     parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    seed = secrets.randbelow(2**31) if options.seed is None else options.seed
+    seed = secrets.randbelow(_SEEDS) if options.seed is None else options.seed
+    if not 0 <= seed < _SEEDS:
+        parser.error(f"expected a --seed from 0 to {_SEEDS - 1}, got {seed}")
     if options.child is not None:
         return run_section(options.child, seed, options.rows)
     rows: list[Row] = []
@@ -50,7 +53,7 @@ def main() -> int:
         command = child_command(Path(__file__), section, seed)
         for row in section_rows(section, command, LIMITS[section]):
             if row.get("exit") == _NO_GPU and section == "device":
-                print(row["failed"], file=sys.stderr)
+                print(row["failed"].split(" | ")[-1], file=sys.stderr)
                 return _NO_GPU
             rows = with_shares([*rows, {"section": section, **row}])
             print(table(rows[-1:]), flush=True)

@@ -14,6 +14,8 @@ from gpu_recipe.layers import draw_logits, route, routings, rows_of
 from gpu_recipe.poison import fill_memory, poisoned
 from gpu_recipe.settings import Family, Settings
 from lynx_jax.backends import ReferenceBackend
+from lynx_jax.errors import InputError
+from lynx_jax.kernel_routing import why_not
 from lynx_jax.pallas_kernels.expert_ffn import dense_over_active
 from lynx_jax.pallas_kernels.expert_form import ExpertWeights
 from lynx_jax.pallas_kernels.measure import ROUNDINGS, error, random_experts, rotating_work
@@ -58,6 +60,10 @@ def check_routing(
 ) -> Row:
     """The kernel's routing against plain JAX's: ids and lists exactly, weights within 1e-6."""
     deadline.check()
+    layer = family.router
+    reason = why_not(policy, layer.router, layer.k, layer.experts, rows)
+    if reason is not None:
+        raise InputError(reason)
     fill_memory(settings.poisoned)
     with settings.kernels():
         kernel = poisoned(partial(route, settings.mosaic, family, policy))

@@ -14,8 +14,9 @@ from gpu_recipe.cases import Deadline
 from gpu_recipe.report import failures, without_times
 from gpu_recipe.settings import Family, Settings
 
+from lynx_jax.errors import InputError
 from lynx_jax.pallas_kernels.expert_shapes import FAMILIES, ExpertShape
-from lynx_jax.policies import Lynx
+from lynx_jax.policies import OEA, Lynx
 from lynx_jax.routers import Router
 from lynx_jax.routing import route
 
@@ -181,6 +182,12 @@ def test_wrong_routing_fails_the_check(wrong, monkeypatch):
     monkeypatch.setattr(Settings, "mosaic", Spoiled(wrong))
     row = kernel_checks.check_routing(TINY, TINY_FAMILY, 2, Lynx(1.0, 1), 2, Deadline(60))
     assert row["ok"] is False
+
+
+def test_what_no_kernel_routes_is_not_checked_off(monkeypatch):
+    monkeypatch.setattr(Settings, "mosaic", Spoiled(None))
+    with pytest.raises(InputError, match="no mode for"):
+        kernel_checks.check_routing(TINY, TINY_FAMILY, 200, OEA(1), 2, Deadline(60))
 
 
 @pytest.mark.parametrize("wrong", ["element", "unwritten", "unrepeatable"])

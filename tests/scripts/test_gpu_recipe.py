@@ -89,6 +89,15 @@ def test_programs_compile_side_by_side_and_their_errors_wait():
         programs.get("broken")
 
 
+def test_nothing_more_is_lowered_when_time_is_over():
+    programs, traced = Programs(Settings(interpret=True), Deadline(0)), []
+    programs.add("late", lambda x: traced.append(x) or x, jnp.ones(2))
+    programs.wait()
+    with pytest.raises(OutOfTimeError):
+        programs.get("late")
+    assert not traced
+
+
 def test_results_land_in_poisoned_buffers(monkeypatch):
     held = []
 
