@@ -1,10 +1,12 @@
 """What the GPU check's sections run on: processes, deadlines, poisoned buffers, rows."""
 
+import json
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import gpu_check
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -127,3 +129,32 @@ def test_the_line_is_least_squares():
     points = [{"active": a, "mosaic_us": 3.0 + 2 * a} for a in (1, 4, 9)]
     found = expert_times.line([*points, {"active": 7, "skipped": "out of time"}])
     assert found == pytest.approx({"us_an_expert": 2, "us_without_experts": 3, "r2": 1})
+
+
+SECTION = """
+import json, sys
+section, broken, file = sys.argv[1:3] + sys.argv[-1:]
+row = {"case": section, "copy_gb_s": 4000.0} if section == "device" else {"case": section}
+row |= {"mosaic_gb_s": 3000.0} if section == "experts" else {"ok": section != broken}
+open(file, "w").write(json.dumps(row) + "\\n")
+"""
+
+
+@pytest.mark.parametrize(("broken", "code"), [("none", 0), ("kernels", 1)])
+def test_a_run_writes_all_sections_and_says_what_failed(
+    broken, code, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(
+        gpu_check,
+        "child_command",
+        lambda script, section, seed: [sys.executable, "-c", SECTION, section, broken],
+    )
+    monkeypatch.setenv("OUT", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--sections", "kernels", "experts"])
+    assert gpu_check.main() == code
+    result = json.loads((tmp_path / "gpu_check.json").read_text())
+    rows = {row["case"]: row for row in result["rows"] if "section_s" not in row}
+    assert list(rows) == ["device", "kernels", "experts"]
+    assert rows["experts"]["share_of_copy"] == 0.75
+    assert f"(seed {result['seed']})" in capsys.readouterr().out
+    assert gpu_check.failures(result["rows"]) == ([rows["kernels"]] if code else [])
