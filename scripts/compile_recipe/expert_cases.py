@@ -1,39 +1,60 @@
 """The expert kernels at the shapes of the supported families, to be compiled."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from compile_recipe.case import Case
 from lynx_jax.pallas_kernels.expert_form import ExpertWeights
 from lynx_jax.pallas_kernels.expert_kernels import expert_ffn
 from lynx_jax.pallas_kernels.expert_shapes import FAMILIES, ExpertShape
-from lynx_jax.pallas_kernels.expert_tiles import TileKey, expert_tiles
+from lynx_jax.pallas_kernels.expert_tiles import ExpertTiles, TileKey, expert_tiles
 
 
-def expert_cases(rows: list[int]) -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...], int]]:
-    """Name, function, argument shapes and bytes of the largest activations of every case.
-
-    Args:
-      rows: batch sizes.
-    """
+def expert_cases(rows: list[int]) -> Iterator[Case]:
+    """Every family's experts for every batch size."""
     for name, family in FAMILIES.items():
         experts, _, width, hidden, form = family
         for batch in rows:
-            padded, slots = -(-batch // 8) * 8, family.slots(batch)
-            tiles = expert_tiles(TileKey("H200", "bfloat16", experts, width, hidden, padded))
-            run = partial(expert_ffn, form=form, slots=slots, tiles=tiles)
-            splits = tiles.gate_up_splits(slots, width, hidden)
-            hidden_bytes = slots * padded * hidden * (2 if splits == 1 else 2 + 8 * splits)
-            sums_bytes = 4 * (1 + tiles.down_splits(slots, width, hidden)) * width * padded
-            yield (
-                f"{name}, experts, B={batch}",
-                run,
+            yield Case(
+                f"experts {name}, B={batch}",
+                partial(
+                    expert_ffn,
+                    form=form,
+                    slots=family.slots(batch),
+                    tiles=_tiles(batch, experts, width, hidden),
+                ),
                 _shapes(batch, family),
-                hidden_bytes + sums_bytes + 8 * padded * (width + experts),
+                activation_bytes=activation_bytes(batch, family),
+                experts=(experts, width, hidden),
             )
+
+
+def activation_bytes(rows: int, family: ExpertShape) -> int:
+    """What the expert kernels have to keep of a batch, all of it at once.
+
+    Rows are padded to a multiple of 8. Hidden activations of every slot in bfloat16 and, where
+    their sums over D are split, the parts in float32; the parts of the down projection and their
+    sum in float32; rows and combine weights, padded and transposed.
+    """
+    experts, _, width, hidden, _ = family
+    tiles = _tiles(rows, experts, width, hidden)
+    padded, slots = _padded(rows), family.slots(rows)
+    parts = tiles.gate_up_splits(slots, width, hidden)
+    hidden_bytes = slots * padded * hidden * (2 if parts == 1 else 2 + 8 * parts)
+    sums_bytes = 4 * (1 + tiles.down_splits(slots, width, hidden)) * width * padded
+    return hidden_bytes + sums_bytes + 8 * padded * (width + experts)
+
+
+def _padded(rows: int) -> int:
+    return -(-rows // 8) * 8
+
+
+def _tiles(rows: int, experts: int, width: int, hidden: int) -> ExpertTiles:
+    return expert_tiles(TileKey("H200", "bfloat16", experts, width, hidden, _padded(rows)))
 
 
 def _shapes(rows: int, family: ExpertShape) -> tuple[Any, ...]:

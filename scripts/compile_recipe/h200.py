@@ -7,16 +7,20 @@ the machine has none. ``prepare`` has to run before jax is imported.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import importlib.util
 import os
-import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from compile_recipe import kernel_reports
+from compile_recipe.kernel_reports import Kernel
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -60,31 +64,11 @@ device_description_str: "NVIDIA H200"
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """What ptxas made of one Mosaic GPU kernel.
-
-    Attributes:
-      name: of the kernel function.
-      registers: a thread.
-      spill_bytes: stores and loads of spilled registers, and the stack frame; a thread.
-      shared_bytes: dynamic shared memory of a block.
-      unsigned_maxima: instructions that take the larger of unsigned integers. Mosaic GPU takes
-        some signed arrays for unsigned ones, which interpretation does not show.
-    """
-
-    name: str
-    registers: int
-    spill_bytes: int
-    shared_bytes: int
-    unsigned_maxima: int
-
-
-@dataclass(frozen=True)
 class Compiled:
     """A program for an H200.
 
     Attributes:
-      kernels: its Mosaic GPU kernels; equal ones are compiled, and stand here, once.
+      kernels: its Mosaic GPU kernels; equal ones stand here once.
       temporary_bytes: device memory beside arguments and results.
       hlo: the optimised program.
     """
@@ -106,7 +90,8 @@ def prepare() -> None:
     # A program out of the cache tells nothing about its kernels.
     os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
     os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
-    os.environ["MOSAIC_GPU_DUMP_PTXAS"] = os.environ["MOSAIC_GPU_DUMP_PTX"] = "1"
+    for stage in ("RESOURCES", "PTX", "PTXAS"):
+        os.environ[f"MOSAIC_GPU_DUMP_{stage}"] = "1"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if shutil.which("ptxas") is None:
         os.environ["PATH"] += f"{os.pathsep}{_packaged_ptxas()}"
@@ -145,58 +130,36 @@ def compile_for_h200(
     shapes = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=everywhere), arguments
     )
-    with tempfile.TemporaryDirectory() as folder:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _output_to(Path(folder) / "output"),
+        jax.sharding.use_abstract_mesh(mesh().abstract_mesh),
+    ):
+        # Written to files while kernels are lowered, for their names; printed while they are
+        # compiled, since a folder for it would get every pass over every kernel as well.
         os.environ["MOSAIC_GPU_DUMP_TO"] = folder
-        with (
-            _stderr_to(Path(folder) / "stderr"),
-            jax.sharding.use_abstract_mesh(mesh().abstract_mesh),
-        ):
-            traced = jax.jit(function, donate_argnums=donate).trace(*shapes)
-            program = traced.lower().compile()
-        kernels = _kernels(Path(folder))
+        lowered = jax.jit(function, donate_argnums=donate).trace(*shapes).lower()
+        del os.environ["MOSAIC_GPU_DUMP_TO"]
+        program = lowered.compile()
+        ctypes.CDLL(None).fflush(None)
+        shared = kernel_reports.shared_memory(Path(folder))
+        printed = (Path(folder) / "output").read_text(errors="replace")
+    hlo = program.as_text()
     memory = program.memory_analysis()
-    return Compiled(kernels, memory.temp_size_in_bytes, program.as_text())
+    return Compiled(kernel_reports.kernels(printed, shared, hlo), memory.temp_size_in_bytes, hlo)
 
 
 @contextlib.contextmanager
-def _stderr_to(path: Path) -> Iterator[None]:
-    """Sends what native code writes to stderr (one complaint a kernel: no disassembler) away."""
-    kept = os.dup(2)
+def _output_to(path: Path) -> Iterator[None]:
+    """Sends to a file what native code prints."""
+    sys.stdout.flush()
+    kept = os.dup(1), os.dup(2)
     with path.open("wb") as file:
+        os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-
-
-def _kernels(folder: Path) -> tuple[Kernel, ...]:
-    """The kernels whose stages Mosaic GPU has written to a folder."""
-    return tuple(
-        _kernel(
-            ptxas.read_text(),
-            ptxas.with_suffix(".resources.txt").read_text(),
-            ptxas.with_suffix(".ptx").read_text(),
-        )
-        for ptxas in sorted(folder.glob("*.ptxas"))
-    )
-
-
-def _kernel(ptxas: str, resources: str, ptx: str) -> Kernel:
-    stack, stores, loads = map(
-        int,
-        _find(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", ptxas),
-    )
-    (name,) = _find(r"entry function '(\w+?)_mosaic_gpu_kernel'", ptxas)
-    (registers,) = _find(r"Used (\d+) registers", ptxas)
-    (shared,) = _find(r"smem_scratch_bytes=(\d+)", resources)
-    unsigned = len(re.findall(r"\bmax\.u32\b", ptx))
-    return Kernel(name, int(registers), stack + stores + loads, int(shared), unsigned)
-
-
-def _find(pattern: str, text: str) -> tuple[str, ...]:
-    match = re.search(pattern, text)
-    if match is None:
-        raise RuntimeError(f"no {pattern!r} in what ptxas printed: {text[:500]!r}")
-    return match.groups()
+        for descriptor, copy in zip((1, 2), kept, strict=True):
+            os.dup2(copy, descriptor)
+            os.close(copy)

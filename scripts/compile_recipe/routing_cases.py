@@ -1,13 +1,16 @@
 """The routing kernel at the shapes of every supported family."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from compile_recipe.case import Case
 from lynx_jax import kernel_routing
+from lynx_jax.pallas_kernels.routing_tiling import one_block, padded_experts
+from lynx_jax.pallas_kernels.row_tiles import LANES
 from lynx_jax.policies import OEA, Lynx, Policy, TopK, XShare
 from lynx_jax.routers import Router
 from lynx_jax.routing import Phase, Routing
@@ -47,16 +50,25 @@ def policies(k: int, experts: int) -> dict[str, Policy]:
     }
 
 
-def routing_cases(
-    rows: list[int], modes: list[str]
-) -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
-    """(name, function, shapes of its arguments) of each family, batch size and mode."""
+def routing_cases(rows: list[int], modes: list[str]) -> Iterator[Case]:
+    """Every family's routing for every batch size and mode."""
     for family, layer in LAYERS.items():
         for batch in rows:
             for mode in modes:
                 policy = policies(layer.k, layer.experts)[mode]
-                name = f"routing {family}, B={batch}, {mode}"
-                yield name, functools.partial(_route, layer, policy), _shapes(layer, batch)
+                yield Case(
+                    f"routing {family}, B={batch}, {mode}",
+                    functools.partial(_route, layer, policy),
+                    _shapes(layer, batch),
+                    activation_bytes=_activation_bytes(layer, batch),
+                )
+
+
+def _activation_bytes(layer: Layer, rows: int) -> int:
+    """Logits in and weights out, with the kernel's padding, and ids; 8 buffers of 256 bytes each
+    are what small vectors are rounded up to."""
+    width = padded_experts(layer.experts)
+    return 2 * 4 * one_block(rows, width).rows * (width + LANES) + 8 * 256
 
 
 def _route(
