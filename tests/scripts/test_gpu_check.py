@@ -16,7 +16,7 @@ from gpu_recipe.settings import Family, Settings
 
 from lynx_jax.errors import InputError
 from lynx_jax.pallas_kernels.expert_shapes import FAMILIES, ExpertShape
-from lynx_jax.policies import OEA, Lynx
+from lynx_jax.policies import OEA, TopK
 from lynx_jax.routers import Router
 from lynx_jax.routing import route
 
@@ -147,6 +147,7 @@ def test_experts_are_timed_against_those_in_use():
     assert rows["tiny, B=2"]["active"] == 4
 
 
+@pytest.mark.usefixtures("plain")
 def test_decode_steps_are_timed():
     rows, (weights, step) = rows_of(decode_times)
     assert weights["weight_bytes"] == 2 * sum(
@@ -180,7 +181,7 @@ def test_published_times_name_their_source():
 @pytest.mark.parametrize("wrong", ["weights", "id", "list", "unwritten"])
 def test_wrong_routing_fails_the_check(wrong, monkeypatch):
     monkeypatch.setattr(Settings, "mosaic", Spoiled(wrong))
-    row = kernel_checks.check_routing(TINY, TINY_FAMILY, 2, Lynx(1.0, 1), 2, Deadline(60))
+    row = kernel_checks.check_routing(TINY, TINY_FAMILY, 2, TopK(), 2, Deadline(60))
     assert row["ok"] is False
 
 
