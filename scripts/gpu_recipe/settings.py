@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from compile_recipe.routing_cases import LAYERS, Layer
+from compile_recipe.step_cases import QWEN3_30B
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from lynx_jax.backends import LoopBackend
@@ -34,22 +35,6 @@ _ROUTERS = {
     "gpt-oss-20b": "gpt-oss-20b",
     "Qwen3-235B-A22B": "Qwen3-30B, 235B",
     "OLMoE-1B-7B": "Qwen2-57B, OLMoE",
-}
-QWEN3_30B = {
-    "model_type": "qwen3_moe",
-    "vocab_size": 151936,
-    "hidden_size": 2048,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "moe_intermediate_size": 768,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "norm_topk_prob": True,
-    "max_position_embeddings": 40960,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1e6,
 }
 
 
@@ -95,7 +80,7 @@ class Settings:
     seconds: float = 0.02
     copied: int = 2**31
     poisoned: int = 2**33
-    model: Mapping[str, Any] = field(default_factory=lambda: QWEN3_30B)
+    model: Mapping[str, Any] = field(default_factory=lambda: QWEN3_30B | {"num_hidden_layers": 48})
     decode_batches: tuple[int, ...] = (16, 1, 8, 32)
     policies: tuple[str, ...] = (
         "off",

@@ -22,6 +22,7 @@ from lynx_jax.policies import OEA, Demand, Lynx, TopK, XShare
 from lynx_jax.routers import Router
 from lynx_jax.routing import Phase
 from lynx_jax.routing import route as route_in_jax
+from tests.pallas_kernels.router_batches import draw_rows
 
 RENORMALIZED = Router("softmax", "renormalize")
 SPARSEMIXER = Router("sparsemixer", "own", jitter=0.01)
@@ -63,21 +64,12 @@ pytestmark = pytest.mark.skipif(
 
 
 def draw(case: Case, seed: int, live_share: float, grid: float, padded: int):
-    """Logits with ties on a grid, experts at -inf at the end, and NaN in rows that are not live.
-
-    A live share of 0.5 stands for a single live row.
-    """
     rng = np.random.default_rng(seed)
-    shape = case.rows, case.experts
-    logits = rng.normal(size=shape) + rng.normal(size=case.experts)
-    # What XShare sums up is rounded in another order, which would tell apart what should tie.
-    if grid and not isinstance(case.policy, XShare):
-        logits = np.round(logits / grid) * grid
-    logits[:, case.experts - padded :] = -np.inf
-    live = rng.random(case.rows) < live_share
-    if live_share == 0.5:
-        live = np.arange(case.rows) == seed % case.rows
-    logits[~live] = np.nan
+    if isinstance(case.policy, XShare):
+        grid = 0  # What it sums up is rounded in another order, which would tell ties apart.
+    logits, live = draw_rows(
+        rng, case.rows, case.experts, live_share=live_share, grid=grid, padded=padded
+    )
     bias = jnp.asarray(0.2 * rng.normal(size=case.experts), jnp.float32) if case.biased else None
     return jnp.asarray(logits, case.dtype), jnp.asarray(live), bias
 

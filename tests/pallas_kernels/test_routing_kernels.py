@@ -16,6 +16,7 @@ from lynx_jax.pallas_kernels.remapping_kernel import remapping, remapping_refere
 from lynx_jax.pallas_kernels.scoring import adaptive_expert_scores
 from lynx_jax.pallas_kernels.scoring_kernel import scoring
 from lynx_jax.routers import Router
+from tests.pallas_kernels.router_batches import draw_rows
 
 RENORMALIZED = Router("softmax", "renormalize")
 SUM_KEPT = Router("softmax", "keep_sum")
@@ -51,22 +52,14 @@ CASES = [
 
 
 def draw(case: Case, seed: int, live_share: float, grid: float, padded: int):
-    """Logits with ties on a grid, experts at -inf at the end, and NaN in rows that are not live;
-    whole scores with ties, whatever the logits are. A live share of 0.5 is a single live row.
-    """
+    """Rows of logits; whole scores with ties, whatever the logits are."""
     rng = np.random.default_rng(seed)
-    shape = case.rows, case.experts
-    logits = rng.normal(size=shape) + rng.normal(size=case.experts)
-    if grid:
-        logits = np.round(logits / grid) * grid
-    logits[:, case.experts - padded :] = -np.inf
-    live = rng.random(case.rows) < live_share
-    if live_share == 0.5:
-        live = np.arange(case.rows) == seed % case.rows
-    logits[~live] = np.nan
+    logits, live = draw_rows(
+        rng, case.rows, case.experts, live_share=live_share, grid=grid, padded=padded
+    )
     bias = jnp.asarray(0.2 * rng.normal(size=case.experts), jnp.float32) if case.biased else None
     # Favourites of the batch, so that there is something to save.
-    scores = rng.integers(-3, 3, shape) + rng.integers(-6, 6, case.experts)
+    scores = rng.integers(-3, 3, logits.shape) + rng.integers(-6, 6, case.experts)
     return jnp.asarray(logits, case.dtype), jnp.asarray(live), bias, jnp.asarray(scores, jnp.int32)
 
 
