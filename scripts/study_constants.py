@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--stages", default="grid,test,report", help="(default: %(default)s)")
     parser.add_argument("--batch", type=int, default=16, help="rows that decode together")
     parser.add_argument("--choose", type=int, default=64, help="windows to choose on")
-    parser.add_argument("--windows", type=int, default=192, help="windows to report on")
+    parser.add_argument("--windows", type=int, default=96, help="windows to report on")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/study"))
     parser.add_argument("--plots", type=Path, default=Path("docs/quality"))
     args = parser.parse_args()

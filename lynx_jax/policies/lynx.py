@@ -1,6 +1,5 @@
 """Lynx (arXiv 2411.08982)."""
 
-import math
 from dataclasses import dataclass
 from typing import Self
 
@@ -62,12 +61,13 @@ class Lynx:
 
     @classmethod
     def for_model(cls, k: int, num_experts: int) -> Self:
-        """The authors' constants for a router that they list, else those of ``from_ratio``.
+        """This project's constants: four bins over the first logit below a row's favourite.
 
-        Where they list several models of one shape (Qwen3-30B and 235B), the smaller one's.
+        Small trained routers of four ratios k/N ask for the same width (docs/study.md), so N is of no
+        consequence. Each row's first two experts survive, its first where k is below 4.
         """
-        listed = (k, num_experts) in _AUTHORS_CONSTANTS
-        return cls.authors(k, num_experts) if listed else cls.from_ratio(k, num_experts)
+        del num_experts
+        return cls(alpha=4.0, beta=4, floor=min(2, k // 2))
 
     @classmethod
     def authors(cls, k: int, num_experts: int) -> Self:
@@ -86,17 +86,6 @@ class Lynx:
                 f"{num_experts}; give alpha and beta, or neither for this project's"
             )
         return cls(*constants)
-
-    @classmethod
-    def from_ratio(cls, k: int, num_experts: int) -> Self:
-        """Constants from k/N alone; docs/policies.md derives the rule and says how it fares.
-
-        One bin for each halving that leads from all N experts to k of them, and bins so wide that
-        together they span 4/3 logits: an expert further out weighs less than
-        ``exp(-4/3)``, about a quarter, of the row's favourite.
-        """
-        beta = max(1, math.ceil(math.log2(num_experts / k)))
-        return cls(alpha=0.75 * beta, beta=beta)
 
     def survivors(
         self,

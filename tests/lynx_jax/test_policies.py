@@ -243,6 +243,11 @@ def test_for_model_gives_constants_for_any_router(k, num_experts):
         assert len(survivors(policy, logits, np.ones(16, bool), k)) >= k
 
 
+def test_constants_depend_on_k_alone_and_leave_something_to_save():
+    assert Lynx.for_model(8, 64) == Lynx.for_model(8, 128) == Lynx(4.0, 4, floor=2)
+    assert [Lynx.for_model(k, 64).floor for k in (1, 2, 3, 4)] == [0, 1, 1, 2]
+
+
 def test_the_authors_constants_are_at_hand():
     assert Lynx.authors(2, 8) == Lynx(0.7, 1)
     assert Lynx.authors(8, 64) == Lynx(3.0, 4)

@@ -11,8 +11,8 @@ from lynx_jax.policy_spec import parse_policy
     ("text", "policy"),
     [
         ("off", TopK()),
-        ("lynx", Lynx(3.0, 4)),
-        ("lynx:floor=2", Lynx(3.0, 4, floor=2)),
+        ("lynx", Lynx.for_model(8, 64)),
+        ("lynx:floor=1", Lynx(4.0, 4, floor=1)),
         ("lynx:alpha=0.7,beta=1", Lynx(0.7, 1)),
         (" lynx: alpha=3, beta=4 ,floor=1,min_rows=3", Lynx(3.0, 4, floor=1, min_rows=3)),
         ("lynx:preset=authors", Lynx(3.0, 4)),
