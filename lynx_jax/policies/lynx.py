@@ -63,8 +63,8 @@ class Lynx:
     def for_model(cls, k: int, num_experts: int) -> Self:
         """This project's constants: four bins over the first logit below a row's favourite.
 
-        Small trained routers of four ratios k/N ask for the same width (docs/study.md), so N is of no
-        consequence. Each row's first two experts survive, its first where k is below 4.
+        Small trained routers of four ratios k/N ask for the same width (docs/study.md), so N does
+        not matter. Each row's first two experts survive, its first where k is below 4.
         """
         del num_experts
         return cls(alpha=4.0, beta=4, floor=min(2, k // 2))
