@@ -46,6 +46,11 @@ def main() -> int:
     seed = secrets.randbelow(_SEEDS) if options.seed is None else options.seed
     if not 0 <= seed < _SEEDS:
         parser.error(f"expected a --seed from 0 to {_SEEDS - 1}, got {seed}")
+    out: Path | None = options.out
+    if out is None and "OUT" in os.environ:
+        out = Path(os.environ["OUT"]) / "gpu_check.json"
+    if out is not None and not out.parent.is_dir():
+        parser.error(f"expected --out in a folder that exists, got {out}")
     if options.child is not None:
         return run_section(options.child, seed, options.rows)
     rows: list[Row] = []
@@ -57,7 +62,9 @@ def main() -> int:
                 return _NO_GPU
             rows = with_shares([*rows, {"section": section, **row}])
             print(table(rows[-1:]), flush=True)
-        _write(options.out, seed, rows)
+        if out is not None:
+            text = json.dumps({"seed": seed, "rows": rows}, indent=1) + "\n"
+            out.write_text(text, encoding="utf-8")
     broken = failures(rows)
     print(f"{len(broken)} failed" if broken else "nothing failed", f"(seed {seed})")
     print(table(broken))
@@ -82,14 +89,6 @@ def run_section(section: str, seed: int, rows: Path) -> int:
             file.write(json.dumps(row) + "\n")
             file.flush()
     return 0
-
-
-def _write(out: Path | None, seed: int, rows: list[Row]) -> None:
-    if out is None:
-        if "OUT" not in os.environ:
-            return
-        out = Path(os.environ["OUT"]) / "gpu_check.json"
-    out.write_text(json.dumps({"seed": seed, "rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

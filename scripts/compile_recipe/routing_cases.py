@@ -1,7 +1,7 @@
 """The routing kernel at the shapes of every supported family."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -58,7 +58,7 @@ def routing_cases(rows: list[int], modes: list[str]) -> Iterator[Case]:
                 policy = policies(layer.k, layer.experts)[mode]
                 yield Case(
                     f"routing {family}, B={batch}, {mode}",
-                    functools.partial(_route, layer, policy),
+                    functools.partial(route, layer, policy),
                     _shapes(layer, batch),
                     activation_bytes=_activation_bytes(layer, batch),
                 )
@@ -71,10 +71,17 @@ def _activation_bytes(layer: Layer, rows: int) -> int:
     return 2 * 4 * one_block(rows, width).rows * (width + LANES) + 8 * 256
 
 
-def _route(
-    layer: Layer, policy: Policy, logits: Any, live: Any, bias: Any | None = None
+def route(
+    layer: Layer,
+    policy: Policy,
+    logits: Any,
+    live: Any,
+    bias: Any | None = None,
+    *,
+    by: Callable[..., Routing] = kernel_routing.route,
 ) -> Routing:
-    return kernel_routing.route(
+    """A decode batch of a layer, routed by the kernels or by a backend's ``route``."""
+    return by(
         logits,
         live,
         k=layer.k,

@@ -6,11 +6,11 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from compile_recipe.routing_cases import policies
+from compile_recipe.routing_cases import policies, route
 from jaxtyping import Array
 
 from gpu_recipe.cases import Deadline, Row, attempt
-from gpu_recipe.layers import draw_logits, route, routings, rows_of
+from gpu_recipe.layers import draw_logits, routings, rows_of
 from gpu_recipe.poison import fill_memory, poisoned
 from gpu_recipe.settings import Family, Settings
 from lynx_jax.backends import ReferenceBackend
@@ -66,8 +66,8 @@ def check_routing(
         raise InputError(reason)
     fill_memory(settings.poisoned)
     with settings.kernels():
-        kernel = poisoned(partial(route, settings.mosaic, family, policy))
-        plain = jax.jit(partial(route, ReferenceBackend(), family, policy))
+        kernel = poisoned(partial(route, family.router, policy, by=settings.mosaic.route))
+        plain = jax.jit(partial(route, family.router, policy, by=ReferenceBackend().route))
         worst, equal, repeatable = 0.0, True, True
         # What XShare sums up is rounded in another order, which tells apart what should tie.
         for ties in (False,) if isinstance(policy, XShare) else (False, True):

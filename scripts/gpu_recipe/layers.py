@@ -5,6 +5,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from compile_recipe.routing_cases import route
 from jaxtyping import Array
 
 from gpu_recipe.settings import Family
@@ -46,22 +47,6 @@ def draw_logits(family: Family, rows: int, seed: int, *, ties: bool) -> Logits:
     )
 
 
-def route(
-    backend: ExpertBackend, family: Family, policy: Policy, logits: Array, live: Array, bias: Any
-) -> Routing:
-    """A decode batch, routed by the backend."""
-    layer = family.router
-    return backend.route(
-        logits,
-        live,
-        k=layer.k,
-        router=layer.router,
-        bias=bias,
-        policy=policy,
-        phase=Phase.DECODE,
-    )
-
-
 def routing_step(backend: ExpertBackend, family: Family, policy: Policy) -> Any:
     """A step that takes the last one's combine weights for its logits.
 
@@ -70,7 +55,8 @@ def routing_step(backend: ExpertBackend, family: Family, policy: Policy) -> Any:
 
     def step(logits: Array, own: None, shared: tuple[Array, Any]) -> Array:
         live, bias = shared
-        return route(backend, family, policy, logits, live, bias).combine_matrix()
+        routing = route(family.router, policy, logits, live, bias, by=backend.route)
+        return routing.combine_matrix()
 
     return step
 
@@ -80,7 +66,8 @@ def layer_step(backend: ExpertBackend, family: Family, policy: Policy) -> Any:
 
     def step(x: Array, gate: Array, rest: tuple[Array, Any, ExpertWeights]) -> Array:
         live, bias, weights = rest
-        routing = route(backend, family, policy, linear(x, gate), live, bias)
+        logits = linear(x, gate)
+        routing = route(family.router, policy, logits, live, bias, by=backend.route)
         form = family.experts.form
         return residual(x, backend(x, routing, weights, form=form, phase=Phase.DECODE))
 

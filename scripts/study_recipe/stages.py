@@ -13,6 +13,7 @@ from typing import Any
 from compare_policies import paired
 from demo_recipe.study import name_of
 
+from lynx_jax.errors import InputError
 from study_recipe.choosing import COSTS, Router, best_shape, fitted_formula, floor_of
 from study_recipe.comparing import at_experts
 from study_recipe.measuring import Bench, Measured, summary
@@ -82,7 +83,10 @@ class Study:
 
     def read(self, router: Router, what: str) -> dict[str, Any]:
         """The results of a stage, such as ``grid_16``."""
-        stored: dict[str, Any] = json.loads(self._path(router, what).read_text())
+        path = self._path(router, what)
+        if not path.is_file():
+            raise InputError(f"expected the results of an earlier stage in {path}; run that first")
+        stored: dict[str, Any] = json.loads(path.read_text())
         return stored
 
     @cached_property
@@ -117,7 +121,8 @@ class Study:
     def _write(self, router: Router, what: str, results: dict[str, Any], started: float) -> None:
         spent = {"processor_seconds": round(time.process_time() - started, 1)}
         self.results.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(_rounded({**results, **spent}), indent=1)
+        model = {"model": f"{router.k} of {router.num_experts}"}
+        text = json.dumps(_rounded({**model, **results, **spent}), indent=1)
         self._path(router, what).write_text(text + "\n")
 
 

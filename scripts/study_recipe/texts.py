@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from lynx_jax.errors import InputError
 from lynx_jax.evaluation.texts import Windows, batches
 
 type Half = Literal["choose", "report"]
@@ -36,6 +37,10 @@ def windows(folder: Path, half: Half) -> Windows:
         cut = tokens[: len(tokens) // (LENGTH + 1) * (LENGTH + 1)].reshape(-1, LENGTH + 1)
         rows.append(cut)
         domains += [path.stem.split("_")[2]] * len(cut)
+    if not rows:
+        raise InputError(
+            f"expected held_out_*_tokens.npy in {folder}; run train_demo.py data first"
+        )
     found = np.concatenate(rows)
     return Windows(found, np.arange(len(found)), tuple(domains))
 

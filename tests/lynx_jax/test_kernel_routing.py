@@ -22,14 +22,16 @@ from lynx_jax.policies import OEA, Demand, Lynx, TopK, XShare
 from lynx_jax.routers import Router
 from lynx_jax.routing import Phase
 from lynx_jax.routing import route as route_in_jax
-from tests.pallas_kernels.router_batches import draw_rows
+from tests.pallas_kernels.router_batches import (
+    DEEPSEEK_V2,
+    LLAMA_4,
+    RENORMALIZED,
+    SUM_KEPT,
+    draw_rows,
+)
 
-RENORMALIZED = Router("softmax", "renormalize")
 SPARSEMIXER = Router("sparsemixer", "own", jitter=0.01)
-SUM_KEPT = Router("softmax", "keep_sum")
-DEEPSEEK_V2 = Router("softmax", "keep_sum", 16.0, groups=8, kept_groups=3)
 DEEPSEEK_V3 = Router("sigmoid", "renormalize", 2.5, groups=4, kept_groups=2, group_score="top2")
-LLAMA_4 = Router("sigmoid", "own")
 
 
 @dataclass(frozen=True)

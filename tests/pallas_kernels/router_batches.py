@@ -1,6 +1,13 @@
-"""Batches of router logits with all that a router may meet."""
+"""Routers, and batches of router logits with all that a router may meet."""
 
 import numpy as np
+
+from lynx_jax.routers import Router
+
+RENORMALIZED = Router("softmax", "renormalize")
+SUM_KEPT = Router("softmax", "keep_sum")
+DEEPSEEK_V2 = Router("softmax", "keep_sum", 16.0, groups=8, kept_groups=3)
+LLAMA_4 = Router("sigmoid", "own")
 
 
 def draw_rows(rng, rows, experts, *, live_share, grid, padded):

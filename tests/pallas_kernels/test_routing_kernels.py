@@ -16,13 +16,15 @@ from lynx_jax.pallas_kernels.remapping_kernel import remapping, remapping_refere
 from lynx_jax.pallas_kernels.scoring import adaptive_expert_scores
 from lynx_jax.pallas_kernels.scoring_kernel import scoring
 from lynx_jax.routers import Router
-from tests.pallas_kernels.router_batches import draw_rows
+from tests.pallas_kernels.router_batches import (
+    DEEPSEEK_V2,
+    LLAMA_4,
+    RENORMALIZED,
+    SUM_KEPT,
+    draw_rows,
+)
 
-RENORMALIZED = Router("softmax", "renormalize")
-SUM_KEPT = Router("softmax", "keep_sum")
-DEEPSEEK_V2 = Router("softmax", "keep_sum", 16.0, groups=8, kept_groups=3)
 DEEPSEEK_V3 = Router("sigmoid", "renormalize", 2.5, groups=8, kept_groups=4, group_score="top2")
-LLAMA_4 = Router("sigmoid", "own")
 
 
 @dataclass(frozen=True)

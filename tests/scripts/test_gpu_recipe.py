@@ -158,3 +158,12 @@ def test_a_run_writes_all_sections_and_says_what_failed(
     assert rows["experts"]["share_of_copy"] == 0.75
     assert f"(seed {result['seed']})" in capsys.readouterr().out
     assert gpu_check.failures(result["rows"]) == ([rows["kernels"]] if code else [])
+
+
+def test_results_need_a_folder_before_anything_runs(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--out", str(tmp_path / "none" / "x.json")])
+    monkeypatch.setattr(gpu_check, "section_rows", None)
+    with pytest.raises(SystemExit) as stopped:
+        gpu_check.main()
+    assert stopped.value.code == 2
+    assert "expected --out in a folder that exists" in capsys.readouterr().err

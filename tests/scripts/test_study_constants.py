@@ -1,5 +1,7 @@
 """The study of constants: choosing, comparing and plain top-k0."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,19 +9,23 @@ import pytest
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from study_recipe import texts
+from study_recipe import reporting, texts
 from study_recipe.choosing import Router, at_cost, best_shape, fit_width, fitted_formula, floor_of
 from study_recipe.comparing import at_experts
 from study_recipe.measuring import Measured
 from study_recipe.reduced import with_top_k0
 from study_recipe.settings import WIDTHS, lynx, rivals, shapes
+from study_recipe.settings import family as family_of
+from study_recipe.stages import Study
 
+from lynx_jax.errors import InputError
 from lynx_jax.models.moe import SparseMoeBlock
 from lynx_jax.policies import TopK
 from lynx_jax.policy_spec import parse_policy
 from lynx_jax.teacher_forced import TeacherForced
 from tests.models import golden
 
+ROOT = Path(__file__).parents[2]
 ROUTERS = [Router(2, 8), Router(4, 32), Router(6, 64), Router(8, 64)]
 
 
@@ -94,8 +100,10 @@ def test_every_setting_of_the_grids_is_possible(router):
     names = [lynx(width, *shape) for shape in shapes(router.k) for width in WIDTHS]
     for family, members in rivals(router.k, router.num_experts).items():
         names += members if family != "topk0" else []
+    assert {family_of(name) for name in names} == {"lynx", "oea", "xshare", "demand"}
     for name in names:
-        parse_policy(name, router.k, router.num_experts)
+        policy = parse_policy(name, router.k, router.num_experts)
+        assert type(policy).__name__.lower() == family_of(name)
 
 
 def test_the_halves_share_no_text(tmp_path):
@@ -130,3 +138,20 @@ def test_plain_top_k0_leaves_prompts_alone_and_uses_k0_in_decode():
     assert (jnp.abs(fewer[0] - as_trained)[:, 4:].max(axis=-1) > 0).all()
     assert fewer[1][4:].sum(axis=1).max() <= 3
     assert model.layers[0].mlp is plain
+
+
+def test_the_docs_show_the_results_that_are_kept():
+    study = Study(ROOT, ROOT / "benchmarks" / "study", tuple(ROUTERS))
+    tests = [study.read(router, "test_16") for router in ROUTERS]
+    table = reporting.rule_table(tests)
+    assert table in (ROOT / "docs" / "study.md").read_text(encoding="utf-8")
+    for test in tests:
+        printed = reporting.tables(test)
+        assert all(f"| `{setting}` |" in printed for setting in test["settings"])
+
+
+def test_what_is_missing_is_one_line(tmp_path):
+    with pytest.raises(InputError, match=r"earlier stage in .*constants_2of8_test_16\.json"):
+        Study(tmp_path, tmp_path, tuple(ROUTERS)).read(ROUTERS[0], "test_16")
+    with pytest.raises(InputError, match="expected held_out"):
+        texts.windows(tmp_path, "choose")
