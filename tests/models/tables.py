@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from lynx_jax.convert.reader import abstract_model
+from lynx_jax.errors import InputError
 from lynx_jax.models import get_family
 from lynx_jax.models.decoder import DecoderForCausalLM
 from lynx_jax.policies import Lynx
@@ -19,7 +20,6 @@ def size_row(name: str, model: DecoderForCausalLM) -> str:
     """A published checkpoint's row in the table of sizes."""
     config, sizes = model.config, sizes_of(model)
     k, experts = config.num_experts_per_tok, config.num_experts
-    lynx = Lynx.for_model(k, experts)
     cells = (
         name,
         f"`{CHECKPOINTS[name].config['model_type']}`",
@@ -28,9 +28,17 @@ def size_row(name: str, model: DecoderForCausalLM) -> str:
         f"{sizes.weight_bytes / 1e9:.1f}",
         f"{sizes.cache_bytes_per_token:,}",
         f"{sizes.cache_bytes(16, 4096) / 1e9:.1f}",
-        f"{lynx.alpha:g}/{lynx.beta}",
+        _authors_constants(k, experts),
     )
     return f"| {' | '.join(cells)} |"
+
+
+def _authors_constants(k: int, experts: int) -> str:
+    try:
+        lynx = Lynx.authors(k, experts)
+    except InputError:
+        return "none"
+    return f"{lynx.alpha:g}/{lynx.beta}"
 
 
 def size_rows() -> Iterator[str]:
