@@ -15,6 +15,7 @@ from lynx_jax.pallas_kernels.routing_tiling import (
     MOST_ROWS_OF_BLOCKS,
 )
 from lynx_jax.pallas_kernels.selection import (
+    DemandSelection,
     LynxSelection,
     OEASelection,
     RoutedRows,
@@ -23,7 +24,7 @@ from lynx_jax.pallas_kernels.selection import (
     XShareSelection,
 )
 from lynx_jax.pallas_kernels.separate_kernels import separate_routing
-from lynx_jax.policies import OEA, Lynx, Policy, TopK, XShare
+from lynx_jax.policies import OEA, Demand, Lynx, Policy, TopK, XShare
 from lynx_jax.routers import Router
 from lynx_jax.routing import Phase, Routing
 from lynx_jax.routing import route as route_in_jax
@@ -117,5 +118,7 @@ def _selection(policy: Policy, k: int) -> Selection | None:
             return OEASelection(k0)
         case XShare(budget=budget, k0=k0):
             return XShareSelection(budget, k0)
+        case Demand(threshold=threshold, power=power):
+            return DemandSelection(threshold, power)
         case _:
             return None

@@ -70,7 +70,22 @@ class XShareSelection:
     k0: int
 
 
-type Selection = TopKSelection | LynxSelection | OEASelection | XShareSelection
+# Of a row's top-k weights an expert of them has at least this share, so that the power of the share
+# does not vanish.
+LEAST_SHARE = 1e-4
+
+
+@dataclass(frozen=True)
+class DemandSelection:
+    """The rows' first, and by the p-norm of the rows' shares the k largest and all that reach the
+    threshold.
+    """
+
+    threshold: float
+    power: float
+
+
+type Selection = TopKSelection | LynxSelection | OEASelection | XShareSelection | DemandSelection
 
 
 class RoutedRows(NamedTuple):

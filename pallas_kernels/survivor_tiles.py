@@ -1,12 +1,13 @@
 """Which experts survive for a batch, inside a kernel; the formulas of ``lynx_jax.policies``."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from lynx_jax.pallas_kernels.router_tiles import adaptive_scores, votes_of
+from lynx_jax.pallas_kernels.router_tiles import SMALLEST_SUM, adaptive_scores, votes_of
 from lynx_jax.pallas_kernels.row_batch import Batch, Tile
 from lynx_jax.pallas_kernels.row_tiles import (
     along_experts,
@@ -17,10 +18,13 @@ from lynx_jax.pallas_kernels.row_tiles import (
     load_per_row,
     replace,
     row_count,
+    row_sum,
     zeros,
 )
 from lynx_jax.pallas_kernels.scoring import vote_levels
 from lynx_jax.pallas_kernels.selection import (
+    LEAST_SHARE,
+    DemandSelection,
     LynxSelection,
     OEASelection,
     TopKSelection,
@@ -42,6 +46,8 @@ def survivors(batch: Batch) -> Array | None:
             return _oea_survivors(batch, oea)
         case XShareSelection() as xshare:
             return _xshare_survivors(batch, xshare)
+        case DemandSelection() as demand:
+            return _demand_survivors(batch, demand)
 
 
 def _lynx_survivors(batch: Batch, lynx: LynxSelection) -> Array:
@@ -79,27 +85,68 @@ def _oea_survivors(batch: Batch, oea: OEASelection) -> Array:
 
 
 def _xshare_survivors(batch: Batch, xshare: XShareSelection) -> Array:
-    def add_demand(tile: Tile, demand: Array) -> Array:
-        return demand + jnp.where(tile.live() & is_usable(tile.key()), tile.weight(), 0.0)
+    def asked(tile: Tile) -> Array:
+        return jnp.where(tile.live() & is_usable(tile.key()), tile.weight(), 0.0)
+
+    def lifted(wished: Array, favourite: Array) -> Array:
+        return jnp.where(favourite > 0, wished + (batch.spec.rows + 1.0), wished)
+
+    _add_up(batch, asked, xshare.k0)
+    return _first_by(batch, lifted, xshare.budget)
+
+
+def _demand_survivors(batch: Batch, demand: DemandSelection) -> Array:
+    k = batch.spec.k
+
+    def power_of_share(tile: Tile) -> Array:
+        asked = tile.live() & (tile.top_rank() < k)
+        used = jnp.where(asked, tile.weight(), 0.0)
+        share = jnp.maximum(used / (row_sum(used) + SMALLEST_SUM), LEAST_SHARE)
+        return jnp.where(asked, _power(share, demand.power), 0.0)
+
+    wished, favourite = _add_up(batch, power_of_share, k0=1)
+    kept: Array = (wished >= demand.threshold**demand.power) | (favourite > 0)
+    return kept | _first_by(batch, lambda wished, _: wished, k)
+
+
+def _power(x: Array, power: float) -> Array:
+    """``x ** power`` for x above 0; by products where the power is a whole number."""
+    whole = int(power)
+    raised: Array = x**whole if whole == power > 1 else jnp.exp(power * jnp.log(x))
+    return raised
+
+
+def _add_up(batch: Batch, wish: Callable[[Tile], Array], k0: int) -> tuple[Array, Array]:
+    """(float32 [R, N] sum of the rows' wishes, int32 [R, N] how many have the expert among their
+    first k0); they stay in the first two slots.
+    """
+
+    def add_wishes(tile: Tile, wished: Array) -> Array:
+        return wished + wish(tile)
 
     def add_favourites(tile: Tile, favourite: Array) -> Array:
-        return replace(favourite, tile.live() & (tile.top_rank() < xshare.k0), 1)
+        return replace(favourite, tile.live() & (tile.top_rank() < k0), 1)
 
-    batch.total(batch.fold(add_demand, zeros(batch.width, jnp.float32)), 0)
-    batch.total(batch.fold(add_favourites, zeros(batch.width)), 1)
+    wished = batch.total(batch.fold(add_wishes, zeros(batch.width, jnp.float32)), 0)
+    favourite = batch.total(batch.fold(add_favourites, zeros(batch.width)), 1)
+    return lax.bitcast_convert_type(wished, jnp.float32), favourite
 
-    def lifted(demand: Array, favourites: Array) -> Array:
-        value = lax.bitcast_convert_type(demand, jnp.float32)
-        return jnp.where(favourites > 0, value + (batch.spec.rows + 1.0), value)
+
+def _first_by(batch: Batch, value: Callable[[Array, Array], Array], count: int) -> Array:
+    """bool [R, N]: the first experts by a value of what ``_add_up`` left; the lower index wins a
+    tie.
+    """
+    wished_ref, favourite_ref = batch.totals_ref.at[0], batch.totals_ref.at[1]
+
+    def value_of(wished: Array, favourite: Array) -> Array:
+        return value(lax.bitcast_convert_type(wished, jnp.float32), favourite)
 
     def goes_before(experts: Any, expert: Array, column: Array) -> Array:
-        asked, favoured = batch.totals_ref.at[0], batch.totals_ref.at[1]
-        other = along_experts(
-            lifted(load_per_row(asked.at[experts]), load_per_row(favoured.at[experts])),
-            batch.width,
+        other = value_of(
+            load_per_row(wished_ref.at[experts]), load_per_row(favourite_ref.at[experts])
         )
-        own = along_rows(lifted(load_per_expert(asked), load_per_expert(favoured)))
+        other = along_experts(other, batch.width)
+        own = along_rows(value_of(load_per_expert(wished_ref), load_per_expert(favourite_ref)))
         return (other > own) | ((other == own) & (expert < column))
 
-    place = batch.total(batch.block.count_experts(batch.width, goes_before), 2)
-    return place < xshare.budget
+    return batch.total(batch.block.count_experts(batch.width, goes_before), 2) < count

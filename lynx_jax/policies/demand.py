@@ -8,12 +8,13 @@ from jaxtyping import Array, Bool, Float
 
 from lynx_jax.errors import InputError
 from lynx_jax.pallas_kernels.remapping import expert_union
+from lynx_jax.pallas_kernels.selection import LEAST_SHARE
 from lynx_jax.pallas_kernels.topk import top_k
 from lynx_jax.policies.policy import check_min_rows
 from lynx_jax.routers import RouterScores
 
-# Shares and thresholds within these bounds have powers that float32 can hold.
-_LEAST, _LARGEST, _LARGEST_POWER = 1e-4, 1e4, 8.0
+# Thresholds within these bounds have powers that float32 can hold, as shares have.
+_LEAST, _LARGEST, _LARGEST_POWER = LEAST_SHARE, 1e4, 8.0
 
 
 @dataclass(frozen=True)
@@ -82,4 +83,4 @@ def _shares(
     asked = jnp.any(top_ids[:, :, None] == jnp.arange(weight.shape[-1]), axis=1) & live[:, None]
     used = jnp.where(asked, weight, 0.0)
     total = jnp.sum(used, axis=-1, keepdims=True) + 1e-20
-    return jnp.where(asked, jnp.maximum(used / total, _LEAST), 0.0)
+    return jnp.where(asked, jnp.maximum(used / total, LEAST_SHARE), 0.0)

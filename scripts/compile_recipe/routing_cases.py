@@ -11,7 +11,7 @@ from compile_recipe.case import Case
 from lynx_jax import kernel_routing
 from lynx_jax.pallas_kernels.routing_tiling import one_block, padded_experts
 from lynx_jax.pallas_kernels.row_tiles import LANES
-from lynx_jax.policies import OEA, Lynx, Policy, TopK, XShare
+from lynx_jax.policies import OEA, Demand, Lynx, Policy, TopK, XShare
 from lynx_jax.routers import Router
 from lynx_jax.routing import Phase, Routing
 
@@ -47,6 +47,7 @@ def policies(k: int, experts: int) -> dict[str, Policy]:
         "lynx": Lynx.for_model(k, experts),
         "oea": OEA(-(-k // 2)),
         "xshare": XShare(max(k, experts // 2)),
+        "demand": Demand.for_model(k, experts),
     }
 
 

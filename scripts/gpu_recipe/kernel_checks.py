@@ -19,7 +19,7 @@ from lynx_jax.kernel_routing import why_not
 from lynx_jax.pallas_kernels.expert_ffn import dense_over_active
 from lynx_jax.pallas_kernels.expert_form import ExpertWeights
 from lynx_jax.pallas_kernels.measure import ROUNDINGS, error, random_experts, rotating_work
-from lynx_jax.policies import Policy, XShare
+from lynx_jax.policies import Demand, Policy, XShare
 from lynx_jax.routing import Phase, Routing
 
 WEIGHT_ERROR = 1e-6
@@ -69,8 +69,8 @@ def check_routing(
         kernel = poisoned(partial(route, family.router, policy, by=settings.mosaic.route))
         plain = jax.jit(partial(route, family.router, policy, by=ReferenceBackend().route))
         worst, equal, repeatable = 0.0, True, True
-        # What XShare sums up is rounded in another order, which tells apart what should tie.
-        for ties in (False,) if isinstance(policy, XShare) else (False, True):
+        # What these two sum up is rounded in another order, which tells apart what should tie.
+        for ties in (False,) if isinstance(policy, XShare | Demand) else (False, True):
             inputs = draw_logits(family, rows, seed, ties=ties)
             got, want, again = kernel(*inputs), plain(*inputs), kernel(*inputs)
             equal &= same_choice(got, want)

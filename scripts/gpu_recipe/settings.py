@@ -72,7 +72,7 @@ class Settings:
     families: Mapping[str, Family] = field(default_factory=_families)
     batches: tuple[int, ...] = (16, 8, 32, 1, 64)
     many: int | None = 128
-    modes: tuple[str, ...] = ("lynx", "off", "oea", "xshare")
+    modes: tuple[str, ...] = ("lynx", "off", "oea", "xshare", "demand")
     measured: tuple[str, ...] = ("Qwen3-30B-A3B", "Mixtral-8x7B", "DeepSeek-V2-Lite")
     active: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 16, 24, 32, 48, 64, 96, 128)
     steps: int = 16

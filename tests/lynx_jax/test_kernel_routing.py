@@ -8,42 +8,29 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from lynx_jax import kernel_routing
 from lynx_jax.kernel_routing import route, why_not
 from lynx_jax.pallas_kernels import fused_kernel
-from lynx_jax.pallas_kernels.routing_tiling import RowTiling
-from lynx_jax.policies import OEA, Demand, Lynx, TopK, XShare
+from lynx_jax.policies import OEA, Lynx, TopK, XShare
 from lynx_jax.routers import Router
 from lynx_jax.routing import Phase
 from lynx_jax.routing import route as route_in_jax
-from tests.pallas_kernels.router_batches import (
-    DEEPSEEK_V2,
-    LLAMA_4,
-    RENORMALIZED,
-    SUM_KEPT,
-    draw_rows,
+from tests.lynx_jax.kernel_batches import (
+    DEEPSEEK_V3,
+    TWO_WARPGROUPS,
+    Case,
+    assert_equal,
+    draw,
+    needs_two_threads,
+    routed,
 )
+from tests.pallas_kernels.router_batches import DEEPSEEK_V2, LLAMA_4, RENORMALIZED, SUM_KEPT
 
 SPARSEMIXER = Router("sparsemixer", "own", jitter=0.01)
-DEEPSEEK_V3 = Router("sigmoid", "renormalize", 2.5, groups=4, kept_groups=2, group_score="top2")
-
-
-@dataclass(frozen=True)
-class Case:
-    rows: int
-    experts: int
-    k: int
-    router: Router
-    policy: TopK | Lynx | OEA | XShare
-    biased: bool = False
-    dtype: str = "float32"
-
 
 CASES = [
     Case(7, 60, 4, SUM_KEPT, Lynx(3.0, 4)),
@@ -59,44 +46,7 @@ CASES = [
     Case(7, 256, 8, LLAMA_4, XShare(24, k0=2)),
     Case(4, 160, 6, DEEPSEEK_V2, XShare(12, k0=0)),
 ]
-TWO_WARPGROUPS = RowTiling(warpgroups=2, tiles=2)
-pytestmark = pytest.mark.skipif(
-    (os.cpu_count() or 1) < 2, reason="the interpreter runs a warpgroup a thread of XLA's pool"
-)
-
-
-def draw(case: Case, seed: int, live_share: float, grid: float, padded: int):
-    rng = np.random.default_rng(seed)
-    if isinstance(case.policy, XShare):
-        grid = 0  # What it sums up is rounded in another order, which would tell ties apart.
-    logits, live = draw_rows(
-        rng, case.rows, case.experts, live_share=live_share, grid=grid, padded=padded
-    )
-    bias = jnp.asarray(0.2 * rng.normal(size=case.experts), jnp.float32) if case.biased else None
-    return jnp.asarray(logits, case.dtype), jnp.asarray(live), bias
-
-
-@functools.cache
-def routed(case: Case, races: bool = False):
-    settings = {"k": case.k, "router": case.router, "policy": case.policy, "phase": Phase.DECODE}
-    interpret = plgpu.InterpretGPUParams(detect_races=races)
-    kernel = jax.jit(
-        lambda logits, live, bias: route(logits, live, bias=bias, interpret=interpret, **settings)
-    )
-    plain = jax.jit(lambda logits, live, bias: route_in_jax(logits, live, bias=bias, **settings))
-    return kernel, plain
-
-
-def assert_equal(got, want):
-    live = np.asarray(want.live)
-    np.testing.assert_array_equal(got.active, want.active)
-    assert int(got.num_active) == int(want.num_active)
-    assert int(got.num_active_topk) == int(want.num_active_topk)
-    np.testing.assert_array_equal(np.asarray(got.ids)[live], np.asarray(want.ids)[live])
-    weights = np.asarray(want.weights)[live]
-    np.testing.assert_allclose(np.asarray(got.weights)[live], weights, rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(got.combine, want.combine_matrix(), rtol=1e-6, atol=1e-6)
-    assert not np.asarray(got.combine)[~live].any()
+pytestmark = needs_two_threads
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -171,7 +121,8 @@ def test_many_tiles_a_warpgroup_without_races(case, monkeypatch, capsys):
 def test_many_warpgroups():
     """In a process of its own: XLA's pool has to be as large as a block has warpgroups."""
     script = (
-        "from tests.lynx_jax.test_kernel_routing import *\n"
+        "from tests.lynx_jax.kernel_batches import *\n"
+        "from tests.pallas_kernels.router_batches import SUM_KEPT\n"
         "case = Case(31, 60, 4, SUM_KEPT, Lynx(3.0, 4))\n"
         "rows = draw(case, 0, 0.8, 0.25, 0)\n"
         "kernel, plain = routed(case)\n"
@@ -187,6 +138,19 @@ def test_many_warpgroups():
     assert done.returncode == 0, done.stderr
 
 
+@dataclass(frozen=True)
+class Unknown:
+    """A policy of somebody else."""
+
+    min_rows: int = 1
+
+    def survivors(self, scores, live, k):
+        return jnp.arange(scores.choice.shape[-1]) < k
+
+    def validate(self, k, num_experts):
+        pass
+
+
 @pytest.mark.parametrize(
     ("layer", "reason"),
     [
@@ -197,7 +161,7 @@ def test_many_warpgroups():
         ((TopK(), RENORMALIZED, 8, 512, 1), "take 256 experts, the layer has 512"),
         ((TopK(), RENORMALIZED, 40, 128, 1), "up to 32 experts a row"),
         ((TopK(), SPARSEMIXER, 2, 16, 1), "sparsemixer"),
-        ((Demand(0.1), RENORMALIZED, 8, 128, 1), "have no mode for Demand"),
+        ((Unknown(), RENORMALIZED, 8, 128, 1), "have no mode for Unknown"),
     ],
 )
 def test_why_a_layer_is_routed_in_plain_jax(layer, reason):
@@ -207,11 +171,11 @@ def test_why_a_layer_is_routed_in_plain_jax(layer, reason):
 
 def test_routing_in_plain_jax_is_said_once(caplog):
     kernel_routing._say_once.cache_clear()
-    settings = {"k": 2, "router": RENORMALIZED, "policy": Demand(0.1)}
+    settings = {"k": 2, "router": RENORMALIZED, "policy": Unknown()}
     for phase in (Phase.PREFILL, Phase.DECODE, Phase.DECODE):
         route(jnp.zeros((2, 8)), jnp.ones(2, bool), phase=phase, **settings)
     assert len(caplog.messages) == 1
-    assert "routed in plain JAX: the routing kernels have no mode for Demand" in caplog.text
+    assert "routed in plain JAX: the routing kernels have no mode for Unknown" in caplog.text
 
 
 @pytest.mark.parametrize(

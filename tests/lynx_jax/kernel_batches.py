@@ -1,0 +1,72 @@
+"""Batches that are routed by the kernels, interpreted on CPU, and in plain JAX."""
+
+import functools
+import os
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from lynx_jax.kernel_routing import route
+from lynx_jax.pallas_kernels.routing_tiling import RowTiling
+from lynx_jax.policies import OEA, Demand, Lynx, TopK, XShare
+from lynx_jax.routers import Router
+from lynx_jax.routing import Phase
+from lynx_jax.routing import route as route_in_jax
+from tests.pallas_kernels.router_batches import draw_rows
+
+DEEPSEEK_V3 = Router("sigmoid", "renormalize", 2.5, groups=4, kept_groups=2, group_score="top2")
+
+
+@dataclass(frozen=True)
+class Case:
+    rows: int
+    experts: int
+    k: int
+    router: Router
+    policy: TopK | Lynx | OEA | XShare | Demand
+    biased: bool = False
+    dtype: str = "float32"
+
+
+TWO_WARPGROUPS = RowTiling(warpgroups=2, tiles=2)
+needs_two_threads = pytest.mark.skipif(
+    (os.cpu_count() or 1) < 2, reason="the interpreter runs a warpgroup a thread of XLA's pool"
+)
+
+
+def draw(case: Case, seed: int, live_share: float, grid: float, padded: int):
+    rng = np.random.default_rng(seed)
+    if isinstance(case.policy, XShare):
+        grid = 0  # What it sums up is rounded in another order, which would tell ties apart.
+    logits, live = draw_rows(
+        rng, case.rows, case.experts, live_share=live_share, grid=grid, padded=padded
+    )
+    bias = jnp.asarray(0.2 * rng.normal(size=case.experts), jnp.float32) if case.biased else None
+    return jnp.asarray(logits, case.dtype), jnp.asarray(live), bias
+
+
+@functools.cache
+def routed(case: Case, races: bool = False):
+    settings = {"k": case.k, "router": case.router, "policy": case.policy, "phase": Phase.DECODE}
+    interpret = plgpu.InterpretGPUParams(detect_races=races)
+    kernel = jax.jit(
+        lambda logits, live, bias: route(logits, live, bias=bias, interpret=interpret, **settings)
+    )
+    plain = jax.jit(lambda logits, live, bias: route_in_jax(logits, live, bias=bias, **settings))
+    return kernel, plain
+
+
+def assert_equal(got, want):
+    live = np.asarray(want.live)
+    np.testing.assert_array_equal(got.active, want.active)
+    assert int(got.num_active) == int(want.num_active)
+    assert int(got.num_active_topk) == int(want.num_active_topk)
+    np.testing.assert_array_equal(np.asarray(got.ids)[live], np.asarray(want.ids)[live])
+    weights = np.asarray(want.weights)[live]
+    np.testing.assert_allclose(np.asarray(got.weights)[live], weights, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(got.combine, want.combine_matrix(), rtol=1e-6, atol=1e-6)
+    assert not np.asarray(got.combine)[~live].any()
