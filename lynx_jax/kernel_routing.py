@@ -42,6 +42,8 @@ def why_not(policy: Policy, router: Router, k: int, num_experts: int, rows: int)
         return f"the routing kernels choose up to {LARGEST_K} experts a row, the layer uses {k}"
     if router.score == "sparsemixer":
         return "the routing kernels do not score by sparsemixer"
+    if policy.damping:
+        return "the routing kernels do not damp substitutes"
     selection = _selection(policy, k)
     if selection is None:
         return f"the routing kernels have no mode for {policy}"

@@ -17,6 +17,9 @@ from lynx_jax.pallas_kernels.topk import top_k
 # A biased score is kept this far from 0 and 1 where it is taken for a probability.
 _LEAST_CONFIDENCE = 1e-6
 
+# Far below any sum of scores that counts, and enough to divide by where all of them underflow.
+_LEAST_SUM = 1e-20
+
 
 class RouterScores(NamedTuple):
     """What a router says of every expert in every row, all float32.
@@ -124,23 +127,37 @@ class Router:
         self,
         weight: Float[Array, "rows experts"],
         ids: Int[Array, "rows k"],
-        top_sum: Float[Array, " rows"],
+        top_ids: Int[Array, "rows k"],
+        damping: float = 0.0,
     ) -> Float[Array, "rows k"]:
         """Combine weights of the final ``ids``.
 
         Args:
           weight: weight scores of all experts.
           ids: the experts that each row uses.
-          top_sum: sum of the weight scores of the k that plain top-k would have used.
+          top_ids: those that plain top-k would have used.
+          damping: how much less an expert weighs that the row did not choose itself, 0 to 1. Its
+            score counts 1 - damping, and the weights' sum follows the scores' sum S by
+            ``(S / S of plain top-k) ** damping``. At 0 the family's rule holds as it is; at 1 the
+            row's own experts weigh what they weigh under plain top-k, the others nothing.
         """
         chosen = jnp.take_along_axis(weight, ids, axis=-1)
+        if damping:
+            own = jnp.any(ids[:, :, None] == top_ids[:, None, :], axis=-1)
+            chosen = jnp.where(own, chosen, chosen * (1 - damping))
         if self.weights == "own":
             return chosen * self.scale
-        # Far below any sum that counts, and enough to divide by where all scores underflow.
-        total = jnp.sum(chosen, axis=-1, keepdims=True) + 1e-20
-        if self.weights == "renormalize":
-            return chosen / total * self.scale
-        return chosen * (top_sum[:, None] / total) * self.scale
+        total = jnp.sum(chosen, axis=-1, keepdims=True) + _LEAST_SUM
+        if damping or self.weights == "keep_sum":
+            top = jnp.take_along_axis(weight, top_ids, axis=-1)
+            top_total = jnp.sum(top, axis=-1, keepdims=True) + _LEAST_SUM
+        if self.weights == "keep_sum":
+            weights = chosen * (top_total / total)
+        else:
+            weights = chosen / total
+        if damping:
+            weights *= (total / top_total) ** damping
+        return weights * self.scale
 
     def _kept(self, ranked: Float[Array, "rows experts"]) -> Bool[Array, "rows experts"]:
         """Which experts lie in the row's best groups; the lower group wins a tie."""

@@ -78,9 +78,10 @@ def route(
     logits = jnp.where(live[:, None], logits.astype(jnp.float32), 0.0)
     scores = router.scores(logits, bias)
     top_ids = ids = top_k(scores.choice, k)
-    top_sum = jnp.sum(jnp.take_along_axis(scores.weight, top_ids, axis=-1), axis=-1)
     top_used = used = expert_union(top_ids, live, num_experts)
+    damping = 0.0
     if phase is Phase.DECODE and not isinstance(policy, TopK):
+        damping = policy.damping
         survivors = policy.survivors(scores, live, k)
         ids, used = remap_if_it_saves(
             scores.choice, survivors, live, top_ids, top_used, k, policy.min_rows
@@ -88,7 +89,7 @@ def route(
     active, num_active = compact(used)
     return Routing(
         ids=ids,
-        weights=router.weigh(scores.weight, ids, top_sum),
+        weights=router.weigh(scores.weight, ids, top_ids, damping),
         live=live,
         active=active,
         num_active=num_active,

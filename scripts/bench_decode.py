@@ -62,6 +62,10 @@ class CostOnly:
     def min_rows(self) -> int:
         return self.policy.min_rows
 
+    @property
+    def damping(self) -> float:
+        return self.policy.damping
+
     def survivors(
         self,
         scores: RouterScores,

@@ -10,7 +10,7 @@ from lynx_jax.errors import InputError
 from lynx_jax.pallas_kernels.remapping import expert_union
 from lynx_jax.pallas_kernels.selection import LEAST_SHARE
 from lynx_jax.pallas_kernels.topk import top_k
-from lynx_jax.policies.policy import check_min_rows
+from lynx_jax.policies.policy import check_shared
 from lynx_jax.routers import RouterScores
 
 # Thresholds within these bounds have powers that float32 can hold, as shares have.
@@ -31,11 +31,13 @@ class Demand:
       threshold: least demand that survives. 1/k is a row's even share; the larger, the fewer.
       power: p.
       min_rows: fewer live rows than this keep plain top-k.
+      damping: how much less a substitute weighs, 0 to 1 (``Router.weigh``).
     """
 
     threshold: float
     power: float = 3.0
     min_rows: int = 2
+    damping: float = 0.0
 
     def __post_init__(self) -> None:
         if not _LEAST <= self.threshold <= _LARGEST:
@@ -47,7 +49,7 @@ class Demand:
             raise InputError(
                 f"demand: expected a power from 1 to {_LARGEST_POWER:g}, got {self.power}"
             )
-        check_min_rows("demand", self.min_rows)
+        check_shared("demand", self.min_rows, self.damping)
 
     @classmethod
     def for_model(cls, k: int, num_experts: int) -> Self:

@@ -9,7 +9,7 @@ from lynx_jax.errors import InputError
 from lynx_jax.pallas_kernels.binning import affinity_binning
 from lynx_jax.pallas_kernels.remapping import critical_set
 from lynx_jax.pallas_kernels.scoring import adaptive_expert_scores
-from lynx_jax.policies.policy import check_min_rows
+from lynx_jax.policies.policy import check_shared
 from lynx_jax.routers import RouterScores
 
 # (k, N) -> (alpha, beta), as the authors of arXiv 2411.08982 ship them with their plugin.
@@ -39,12 +39,14 @@ class Lynx:
         batch alone decides.
       floor: each row's first ``floor`` experts survive in any case. None: 1, or 0 where k is 1.
       min_rows: fewer live rows than this keep plain top-k.
+      damping: how much less a substitute weighs, 0 to 1 (``Router.weigh``).
     """
 
     alpha: float
     beta: int
     floor: int | None = None
     min_rows: int = 2
+    damping: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha <= _LARGEST_ALPHA:
@@ -57,7 +59,7 @@ class Lynx:
             )
         if self.floor is not None and self.floor < 0:
             raise InputError(f"lynx: expected a floor of at least 0, got {self.floor}")
-        check_min_rows("lynx", self.min_rows)
+        check_shared("lynx", self.min_rows, self.damping)
 
     @classmethod
     def for_model(cls, k: int, num_experts: int) -> Self:

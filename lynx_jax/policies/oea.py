@@ -7,7 +7,7 @@ from jaxtyping import Array, Bool, Float
 
 from lynx_jax.errors import InputError
 from lynx_jax.pallas_kernels.topk import top_k
-from lynx_jax.policies.policy import check_min_rows
+from lynx_jax.policies.policy import check_shared
 from lynx_jax.routers import RouterScores
 
 
@@ -21,15 +21,17 @@ class OEA:
     Attributes:
       k0: experts that each row is sure of.
       min_rows: fewer live rows than this keep plain top-k.
+      damping: how much less a substitute weighs, 0 to 1 (``Router.weigh``).
     """
 
     k0: int
     min_rows: int = 2
+    damping: float = 0.0
 
     def __post_init__(self) -> None:
         if self.k0 < 1:
             raise InputError(f"oea: expected k0 of at least 1, got {self.k0}")
-        check_min_rows("oea", self.min_rows)
+        check_shared("oea", self.min_rows, self.damping)
 
     def survivors(
         self,

@@ -18,6 +18,11 @@ class Policy(Protocol):
         """Batches with fewer live rows than this keep plain top-k."""
         ...
 
+    @property
+    def damping(self) -> float:
+        """How much less an expert weighs that a row took for one of its own, 0 to 1."""
+        ...
+
     def survivors(
         self,
         scores: RouterScores,
@@ -46,6 +51,10 @@ class TopK:
     def min_rows(self) -> int:
         return 1
 
+    @property
+    def damping(self) -> float:
+        return 0.0
+
     def survivors(
         self,
         scores: RouterScores,
@@ -58,7 +67,9 @@ class TopK:
         pass
 
 
-def check_min_rows(policy: str, min_rows: int) -> None:
-    """Raise ``InputError``, naming the policy, unless min_rows is a number of rows."""
+def check_shared(policy: str, min_rows: int, damping: float) -> None:
+    """Raise ``InputError``, naming the policy, for settings of all policies that make no sense."""
     if not 1 <= min_rows < 2**31:
         raise InputError(f"{policy}: expected min_rows from 1 to 2147483647, got {min_rows}")
+    if not 0 <= damping <= 1:
+        raise InputError(f"{policy}: expected a damping from 0 to 1, got {damping}")

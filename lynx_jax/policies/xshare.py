@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool
 from lynx_jax.errors import InputError
 from lynx_jax.pallas_kernels.remapping import expert_union
 from lynx_jax.pallas_kernels.topk import top_k
-from lynx_jax.policies.policy import check_min_rows
+from lynx_jax.policies.policy import check_shared
 from lynx_jax.routers import RouterScores
 
 
@@ -23,18 +23,20 @@ class XShare:
       budget: experts kept, at least k.
       k0: experts a row that go before all others.
       min_rows: fewer live rows than this keep plain top-k.
+      damping: how much less a substitute weighs, 0 to 1 (``Router.weigh``).
     """
 
     budget: int
     k0: int = 1
     min_rows: int = 2
+    damping: float = 0.0
 
     def __post_init__(self) -> None:
         if self.budget < 1:
             raise InputError(f"xshare: expected a budget of at least 1, got {self.budget}")
         if self.k0 < 0:
             raise InputError(f"xshare: expected k0 of at least 0, got {self.k0}")
-        check_min_rows("xshare", self.min_rows)
+        check_shared("xshare", self.min_rows, self.damping)
 
     def survivors(
         self,

@@ -120,14 +120,18 @@ def allowed(router, ranked: np.ndarray, summed: np.ndarray) -> np.ndarray:
     return np.isin(np.arange(len(ranked)), [e for g in kept for e in members[g]])
 
 
-def weights(router, weight: np.ndarray, ids: np.ndarray, top_ids: np.ndarray) -> np.ndarray:
+def weights(
+    router, weight: np.ndarray, ids: np.ndarray, top_ids: np.ndarray, damping: float = 0.0
+) -> np.ndarray:
     out = np.empty(ids.shape)
     for r, (row, top) in enumerate(zip(ids, top_ids, strict=True)):
-        own = np.array([weight[r, e] for e in row])
+        counted = np.array([weight[r, e] * (1 if e in top else 1 - damping) for e in row])
+        top_sum = sum(weight[r, e] for e in top)
+        lost = (counted.sum() / top_sum) ** damping
         factor = {
             "own": 1.0,
-            "renormalize": 1 / own.sum(),
-            "keep_sum": sum(weight[r, e] for e in top) / own.sum(),
+            "renormalize": lost / counted.sum(),
+            "keep_sum": lost * top_sum / counted.sum(),
         }[router.weights]
-        out[r] = own * factor * router.scale
+        out[r] = counted * factor * router.scale
     return out

@@ -131,7 +131,7 @@ def test_compare_as_json(loaded: LoadedModel, capsys: pytest.CaptureFixture[str]
     assert run(argv) == 0
     value = json.loads(capsys.readouterr().out)
     assert set(value) == {"model", "backend", "off", "on", "comparison"}
-    assert value["on"]["policy"] == "OEA(k0=2, min_rows=2)"
+    assert value["on"]["policy"] == "OEA(k0=2, min_rows=2, damping=0.0)"
     assert value["comparison"]["experts_ratio"] == pytest.approx(2)
     assert value["comparison"]["agreements"][1]["identical"] is True
 

@@ -281,6 +281,8 @@ def test_a_single_expert_a_token_has_no_floor_by_default():
         (lambda: Demand(float("nan")), "threshold from 0.0001"),
         (lambda: Demand(0.1, power=0.5), "power from 1 to 8"),
         (lambda: Demand(0.1, min_rows=0), "min_rows from 1"),
+        (lambda: OEA(2, damping=1.5), "damping from 0 to 1"),
+        (lambda: Lynx(1.0, 1, damping=float("nan")), "damping from 0 to 1"),
     ],
 )
 def test_impossible_settings_are_refused(build, says):

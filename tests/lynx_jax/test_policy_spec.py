@@ -1,5 +1,7 @@
 """Policies written as text."""
 
+import dataclasses
+
 import pytest
 
 from lynx_jax.errors import InputError
@@ -23,6 +25,8 @@ from lynx_jax.policy_spec import parse_policy
         ("oea:k0=4", OEA(4)),
         ("xshare:budget=32", XShare(32)),
         ("xshare:budget=32,k0=2", XShare(32, k0=2)),
+        ("oea:k0=4,damping=0.5", OEA(4, damping=0.5)),
+        ("lynx:damping=0.25", dataclasses.replace(Lynx.for_model(8, 64), damping=0.25)),
     ],
 )
 def test_forms(text, policy):
@@ -47,7 +51,7 @@ def test_forms(text, policy):
         ("lynx:min_rows=99999999999", "min_rows from 1"),
         ("lynx:preset=theirs", "expected preset=authors, got 'theirs'"),
         ("lynx:preset=authors,beta=2", "expected a preset or constants, got beta too"),
-        ("oea:preset=authors", "expected settings out of k0, min_rows"),
+        ("oea:preset=authors", "expected settings out of k0, min_rows, damping"),
         ("oea", "expected a value for k0"),
         ("demand:threshold=-1", "threshold from"),
         ("oea:k0=9", "at most k=8"),

@@ -60,10 +60,34 @@ def test_choice_and_weights_are_their_definition(router, biased, seed):
         np.testing.assert_allclose(got.choice[row], expected, rtol=1e-6)
     ids = np.asarray(jax.lax.top_k(got.choice, K)[1])
     final = np.roll(ids, 1, axis=0)
-    top_sum = np.take_along_axis(np.asarray(got.weight), ids, -1).sum(-1)
-    weights = router.weigh(got.weight, jnp.asarray(final), jnp.asarray(top_sum))
-    expected = oracle.weights(router, weight, final, ids)
-    np.testing.assert_allclose(weights, expected, rtol=1e-5)
+    for damping in (0.0, 0.3, 0.9):
+        weights = router.weigh(got.weight, jnp.asarray(final), jnp.asarray(ids), damping)
+        expected = oracle.weights(router, weight, final, ids, damping)
+        np.testing.assert_allclose(weights, expected, rtol=1e-5, atol=1e-12)
+
+
+@pytest.mark.parametrize("router", ROUTERS, ids=str)
+@given(seed=st.integers(0, 2**32 - 1), damping=st.floats(0, 1))
+@settings(max_examples=15, deadline=None)
+def test_damping_leaves_rows_that_keep_their_experts_as_they_are(router, seed, damping):
+    logits, _, _ = batch(seed)
+    weight = scores(router, logits, None).weight
+    ids = jax.lax.top_k(logits, K)[1]
+    np.testing.assert_array_equal(
+        router.weigh(weight, ids, ids, damping), router.weigh(weight, ids, ids)
+    )
+
+
+@pytest.mark.parametrize("router", ROUTERS, ids=str)
+def test_full_damping_drops_substitutes_and_leaves_the_others_their_weights(router):
+    logits, _, _ = batch(2, grid=1e-3)
+    weight = scores(router, logits, None).weight
+    ids = jax.lax.top_k(logits, K + 2)[1]
+    top, remapped = ids[:, :K], ids[:, 2:]
+    plain = router.weigh(weight, top, top)
+    damped = router.weigh(weight, remapped, top, damping=1.0)
+    np.testing.assert_allclose(damped[:, : K - 2], plain[:, 2:], rtol=1e-5)
+    np.testing.assert_array_equal(damped[:, K - 2 :], 0)
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([-3.0, 0.0, 2.0]))
@@ -143,7 +167,9 @@ def test_a_row_without_enough_survivors_takes_its_own_best():
 def test_scores_that_underflow_give_finite_weights():
     logits = jnp.asarray([[0.0, -300.0, -400.0, -500.0]])
     router = Router("softmax", "renormalize")
-    weights = router.weigh(router.scores(logits).weight, jnp.asarray([[1, 2]]), jnp.ones(1))
+    weights = router.weigh(
+        router.scores(logits).weight, jnp.asarray([[1, 2]]), jnp.asarray([[2, 3]]), 0.5
+    )
     assert np.isfinite(weights).all()
 
 
