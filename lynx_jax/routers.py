@@ -151,10 +151,7 @@ class Router:
         if damping or self.weights == "keep_sum":
             top = jnp.take_along_axis(weight, top_ids, axis=-1)
             top_total = jnp.sum(top, axis=-1, keepdims=True) + _LEAST_SUM
-        if self.weights == "keep_sum":
-            weights = chosen * (top_total / total)
-        else:
-            weights = chosen / total
+        weights = chosen * (top_total / total) if self.weights == "keep_sum" else chosen / total
         if damping:
             weights *= (total / top_total) ** damping
         return weights * self.scale
