@@ -44,6 +44,8 @@ def why_not(policy: Policy, router: Router, k: int, num_experts: int, rows: int)
         return "the routing kernels do not score by sparsemixer"
     if policy.damping:
         return "the routing kernels do not damp substitutes"
+    if isinstance(policy, Demand) and policy.row_power:
+        return "the routing kernels do not weigh Demand's rows"
     selection = _selection(policy, k)
     if selection is None:
         return f"the routing kernels have no mode for {policy}"

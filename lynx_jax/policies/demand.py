@@ -22,7 +22,8 @@ class Demand:
     """Experts survive by the p-norm of the gate weights that the rows give them.
 
     A row's demand for an expert of its top-k is the expert's share of the row's top-k gate weights,
-    and 0 elsewhere. An expert's demand is the p-norm over the rows, between their sum (p = 1) and
+    and 0 elsewhere; with a ``row_power`` rows whose top-k holds much of the router's score count
+    more. An expert's demand is the p-norm over the rows, between their sum (p = 1) and
     their largest (p without end): several rows that want an expert a little count together, one
     that wants it much counts more. Each row's first expert survives in any case, and so do the k
     experts most in demand, so that every row still uses k.
@@ -30,12 +31,15 @@ class Demand:
     Attributes:
       threshold: least demand that survives. 1/k is a row's even share; the larger, the fewer.
       power: p.
+      row_power: each row's demands are multiplied by the sum of its top-k scores, over the mean of
+        that sum in the batch, to this power. 0: all rows count alike.
       min_rows: fewer live rows than this keep plain top-k.
       damping: how much less a substitute weighs, 0 to 1 (``Router.weigh``).
     """
 
     threshold: float
     power: float = 3.0
+    row_power: float = 0.0
     min_rows: int = 2
     damping: float = 0.0
 
@@ -49,12 +53,14 @@ class Demand:
             raise InputError(
                 f"demand: expected a power from 1 to {_LARGEST_POWER:g}, got {self.power}"
             )
+        if not 0 <= self.row_power <= 1:
+            raise InputError(f"demand: expected a row_power from 0 to 1, got {self.row_power}")
         check_shared("demand", self.min_rows, self.damping)
 
     @classmethod
     def for_model(cls, k: int, num_experts: int) -> Self:
-        """A threshold of 0.95 times a row's even share, 1/k; measured for 8 of 64 only."""
-        return cls(0.95 / k)
+        """A threshold of 0.91 times a row's even share, 1/k; measured for 8 of 64 only."""
+        return cls(0.91 / k, row_power=0.5, damping=0.5)
 
     def survivors(
         self,
@@ -64,8 +70,8 @@ class Demand:
     ) -> Bool[Array, " experts"]:
         num_experts = scores.choice.shape[-1]
         top_ids = top_k(scores.choice, k)
-        shares = _shares(scores.weight, top_ids, live)
-        demand = jnp.sum(shares**self.power, axis=0)
+        demands = _demands(scores.weight, top_ids, live, self.row_power)
+        demand = jnp.sum(demands**self.power, axis=0)
         kept: Array = demand >= self.threshold**self.power
         kept |= expert_union(top_ids[:, :1], live, num_experts)
         most = top_k(demand[None], k)
@@ -75,14 +81,21 @@ class Demand:
         pass
 
 
-def _shares(
-    weight: Float[Array, "rows experts"], top_ids: Array, live: Bool[Array, " rows"]
+def _demands(
+    weight: Float[Array, "rows experts"],
+    top_ids: Array,
+    live: Bool[Array, " rows"],
+    row_power: float,
 ) -> Float[Array, "rows experts"]:
-    """Each expert's share of its row's top-k weights; 0 where the row does not use it.
+    """Each expert's share of its row's top-k weights, times what the row counts; 0 where not used.
 
-    A share that a row does use never vanishes, so that no other expert is as much in demand.
+    It never vanishes where a row does use the expert, so that no other one is as much in demand.
     """
     asked = jnp.any(top_ids[:, :, None] == jnp.arange(weight.shape[-1]), axis=1) & live[:, None]
     used = jnp.where(asked, weight, 0.0)
     total = jnp.sum(used, axis=-1, keepdims=True) + 1e-20
-    return jnp.where(asked, jnp.maximum(used / total, LEAST_SHARE), 0.0)
+    demands = used / total
+    if row_power:
+        mean = jnp.sum(jnp.where(live[:, None], total, 0.0)) / jnp.maximum(jnp.sum(live), 1)
+        demands *= (total / (mean + 1e-20)) ** row_power
+    return jnp.where(asked, jnp.maximum(demands, LEAST_SHARE), 0.0)

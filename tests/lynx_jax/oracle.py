@@ -57,15 +57,18 @@ def demand_survivors(
     k: int,
     threshold: float,
     power: float,
+    row_power: float = 0.0,
 ) -> tuple[set[int], set[int]]:
     """Which experts survive for certain, and which may: those within rounding of a bound too."""
     demand = dict.fromkeys(range(z.shape[1]), 0.0)
     favourites = set()
+    mass = {r: sum(float(weight[r, e]) for e in ranking(z[r])[:k]) for r in np.flatnonzero(live)}
     for r in np.flatnonzero(live):
         own = ranking(z[r])[:k]
+        counts = (mass[r] * len(mass) / sum(mass.values())) ** row_power
         favourites.add(own[0])
         for e in own:
-            demand[e] += float(weight[r, e] / sum(weight[r, o] for o in own)) ** power
+            demand[e] += (float(weight[r, e]) / mass[r] * counts) ** power
     # In one list, the k-th most demanded expert sets a second bound.
     bound = min(threshold**power, sorted(demand.values())[-k])
     sure = {e for e in demand if demand[e] > bound * (1 + 1e-5)} | favourites

@@ -84,8 +84,8 @@ def test_xshare_keeps_its_budget_and_the_favourites_first(batch, extra):
         assert min(demand[e] for e in others) >= max(demand[e] for e in left_out) - 1e-5
 
 
-@given(batches(), st.sampled_from([(0.2, 3.0), (0.5, 1.0)]))
-@settings(max_examples=60, deadline=None)
+@given(batches(), st.sampled_from([(0.2, 3.0), (0.5, 1.0), (0.2, 3.0, 0.5)]))
+@settings(max_examples=90, deadline=None)
 def test_demand_is_its_definition(batch, settings):
     logits, live, k = batch
     if live.any():
@@ -102,6 +102,15 @@ def test_demand_counts_rows_together_and_strong_wishes_more():
     logits, live = np.log(np.array(shares, np.float32) + 1e-9), np.ones(4, bool)
     for threshold, kept in [(0.05, {0, 1, 2, 3}), (0.3, {0, 1, 2}), (0.45, {0, 2}), (9.0, {0, 2})]:
         assert survivors(Demand(threshold), logits, live, 2) == kept
+
+
+def test_demand_of_rows_that_hold_more_of_their_score_counts_more():
+    """Rows 0 and 1 share their top 2 alike, 0.7 and 0.3, out of 0.9 and out of 0.5 of all."""
+    score = [[0.63, 0.27, 0, 0.05, 0.05], [0.35, 0, 0.15, 0.1, 0.1]]
+    logits = np.log(np.array(score, np.float32) + 1e-9)
+    live = np.ones(2, bool)
+    assert survivors(Demand(0.29), logits, live, 2) == {0, 1, 2}
+    assert survivors(Demand(0.29, row_power=0.5), logits, live, 2) == {0, 1}
 
 
 def test_demand_of_vanishing_shares_still_names_experts_that_rows_use():
@@ -281,6 +290,7 @@ def test_a_single_expert_a_token_has_no_floor_by_default():
         (lambda: Demand(float("nan")), "threshold from 0.0001"),
         (lambda: Demand(0.1, power=0.5), "power from 1 to 8"),
         (lambda: Demand(0.1, min_rows=0), "min_rows from 1"),
+        (lambda: Demand(0.1, row_power=2.0), "row_power from 0 to 1"),
         (lambda: OEA(2, damping=1.5), "damping from 0 to 1"),
         (lambda: Lynx(1.0, 1, damping=float("nan")), "damping from 0 to 1"),
     ],

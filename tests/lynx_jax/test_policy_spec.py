@@ -20,7 +20,7 @@ from lynx_jax.policy_spec import parse_policy
         ("lynx:preset=authors", Lynx(3.0, 4)),
         ("lynx:floor=2, preset=authors", Lynx(3.0, 4, floor=2)),
         ("demand", Demand.for_model(8, 64)),
-        ("demand:power=2", Demand(Demand.for_model(8, 64).threshold, 2.0)),
+        ("demand:power=2", dataclasses.replace(Demand.for_model(8, 64), power=2.0)),
         ("demand:threshold=0.125,min_rows=4", Demand(0.125, min_rows=4)),
         ("oea:k0=4", OEA(4)),
         ("xshare:budget=32", XShare(32)),
