@@ -123,7 +123,8 @@ def _add_execution(group: argparse._ArgumentGroup) -> None:
         metavar="POLICY",
         help="expert selection in decode: off, lynx, lynx:alpha=A,beta=B[,floor=F], "
         "lynx:preset=authors, demand, "
-        "demand:threshold=T[,power=P], oea:k0=K, xshare:budget=M[,k0=K] (default: lynx). It acts "
+        "demand:threshold=T[,power=P,row_power=R], oea:k0=K, xshare:budget=M[,k0=K]; each with "
+        "damping=D, 0 to 1, so that substitutes weigh less (default: lynx). It acts "
         "where at least two prompts decode together, and makes a text depend on its batch mates",
     )
     group.add_argument(

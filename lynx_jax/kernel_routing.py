@@ -42,10 +42,6 @@ def why_not(policy: Policy, router: Router, k: int, num_experts: int, rows: int)
         return f"the routing kernels choose up to {LARGEST_K} experts a row, the layer uses {k}"
     if router.score == "sparsemixer":
         return "the routing kernels do not score by sparsemixer"
-    if policy.damping:
-        return "the routing kernels do not damp substitutes"
-    if isinstance(policy, Demand) and policy.row_power:
-        return "the routing kernels do not weigh Demand's rows"
     selection = _selection(policy, k)
     if selection is None:
         return f"the routing kernels have no mode for {policy}"
@@ -54,6 +50,8 @@ def why_not(policy: Policy, router: Router, k: int, num_experts: int, rows: int)
             f"beyond {MOST_ROWS} rows the routing kernels have no mode for {policy}, "
             f"the batch has {rows}"
         )
+    if rows > MOST_ROWS and policy.damping:
+        return f"beyond {MOST_ROWS} rows the routing kernels do not damp, the batch has {rows}"
     return None
 
 
@@ -90,7 +88,11 @@ def route(
         logits = logits.astype(jnp.float32)
     selection = _selection(policy, k)
     assert selection is not None  # else there was a reason
-    launch: Callable[..., RoutedRows] = fused_routing if rows <= MOST_ROWS else separate_routing
+    launch: Callable[..., RoutedRows] = (
+        functools.partial(fused_routing, damping=policy.damping)
+        if rows <= MOST_ROWS
+        else separate_routing
+    )
     routed = launch(
         logits,
         live,
@@ -122,7 +124,7 @@ def _selection(policy: Policy, k: int) -> Selection | None:
             return OEASelection(k0)
         case XShare(budget=budget, k0=k0):
             return XShareSelection(budget, k0)
-        case Demand(threshold=threshold, power=power):
-            return DemandSelection(threshold, power)
+        case Demand(threshold=threshold, power=power, row_power=row_power):
+            return DemandSelection(threshold, power, row_power)
         case _:
             return None

@@ -11,7 +11,7 @@ _CLASSES: dict[str, type[Any]] = {"lynx": Lynx, "demand": Demand, "oea": OEA, "x
 
 POLICY_FORMS = (
     "off, lynx, lynx:alpha=A,beta=B[,floor=F], lynx:preset=authors, demand, "
-    "demand:threshold=T[,power=P], oea:k0=K, xshare:budget=M[,k0=K]"
+    "demand:threshold=T[,power=P,row_power=R], oea:k0=K, xshare:budget=M[,k0=K]"
 )
 
 
@@ -19,8 +19,8 @@ def parse_policy(text: str, k: int, num_experts: int) -> Policy:
     """The policy that ``text`` names, for a router that uses k of num_experts experts.
 
     ``lynx`` without alpha and beta takes ``Lynx.for_model``, with ``preset=authors``
-    ``Lynx.authors``; ``demand`` without threshold ``Demand.for_model``. ``min_rows=R`` may be added
-    to each.
+    ``Lynx.authors``; ``demand`` without threshold ``Demand.for_model``. ``min_rows=R`` and
+    ``damping=D`` may be added to each.
 
     Raises:
       InputError: the text is not of a known form, or the policy is impossible for this router.

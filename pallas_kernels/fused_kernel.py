@@ -61,6 +61,7 @@ def fused_routing(
     router: RouterRule,
     selection: Selection,
     min_rows: int,
+    damping: float = 0.0,
     tiling: RowTiling | None = None,
     interpret: Any = False,
 ) -> RoutedRows:
@@ -75,13 +76,14 @@ def fused_routing(
       router: the family's scores and weight rule.
       selection: which experts of the batch survive.
       min_rows: fewer live rows than this keep plain top-k.
+      damping: how much less a substitute weighs, 0 to 1.
       tiling: how the rows lie over the warpgroups; by default as ``one_block`` says.
       interpret: ``plgpu.InterpretGPUParams`` to run on a CPU.
     """
     rows, experts = logits.shape
     width = padded_experts(experts)
     tiling = tiling or one_block(rows, width)
-    spec = Spec(rows, experts, k, router, selection, min_rows, bias is not None, tiling)
+    spec = Spec(rows, experts, k, router, selection, min_rows, damping, bias is not None, tiling)
     shape = (tiling.rows, width)
     kernel = plgpu.kernel(
         functools.partial(fused_routing_body, spec=spec),
@@ -189,6 +191,9 @@ def _weigh_rows(tile: Tile, saves: Array, ids_ref: Any, combine_ref: Any, spec: 
     top_rank, weight = tile.top_rank(), tile.weight()
     rank = jnp.where(saves, tile.upper(), top_rank)
     top_sum = row_sum(jnp.where(top_rank < spec.k, weight, 0.0))
-    combine = combine_weights(rank < spec.k, weight, top_sum, spec.router)
+    counted = jnp.where(rank < spec.k, weight, 0.0)
+    if spec.damping:
+        counted = jnp.where(top_rank < spec.k, counted, counted * (1 - spec.damping))
+    combine = combine_weights(counted, top_sum, spec.router, spec.damping)
     combine_ref[tile.slice] = jnp.where(tile.live(), combine, 0.0)
     ids_ref[tile.slice] = rank_ids(rank, spec.k)

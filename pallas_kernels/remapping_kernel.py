@@ -158,7 +158,8 @@ def remapping_reference(
     floor: int,
     min_rows: int,
 ) -> RoutedRows:
-    """``remapping`` in plain JAX."""
+    """``remapping`` in plain JAX; ``top_sum`` is not looked at, it follows from the logits."""
+    del top_sum
     num_experts = logits.shape[1]
     clean = jnp.where(live[:, None], logits.astype(jnp.float32), 0.0)
     choice, weight = (found := router.scores(clean, bias)).choice, found.weight
@@ -166,7 +167,7 @@ def remapping_reference(
     top_used = expert_union(top_ids, live, num_experts)
     survivors = critical_set(scores, choice, live, k, floor)
     ids, used = remap_if_it_saves(choice, survivors, live, top_ids, top_used, k, min_rows)
-    combine = combine_matrix(ids, router.weigh(weight, ids, top_sum), live, num_experts)
+    combine = combine_matrix(ids, router.weigh(weight, ids, top_ids), live, num_experts)
     return RoutedRows(ids, combine, *compact(used), jnp.sum(top_used, dtype=jnp.int32))
 
 
@@ -231,7 +232,7 @@ def _weigh_body(
     remapped_rank, top_rank = unpacked_state(load_tile(state_ref.at[rows]))
     rank = jnp.where(saves, remapped_rank, top_rank)
     top_sum = along_experts(load_per_row(top_sum_ref.at[rows]), width)
-    combine = combine_weights(rank < k, weight, top_sum, tile.router)
+    combine = combine_weights(jnp.where(rank < k, weight, 0.0), top_sum, tile.router)
     combine_ref[rows] = jnp.where(live, combine, 0.0)
     ids_ref[rows] = rank_ids(rank, k)
 

@@ -81,19 +81,32 @@ def adaptive_scores(
     return bins * unit + popularity - votes
 
 
-def combine_weights(chosen: Array, weight: Array, top_sum: Array, router: RouterRule) -> Array:
+def combine_weights(
+    counted: Array, top_sum: Array, router: RouterRule, damping: float = 0.0
+) -> Array:
     """float32 [R, N]: weights of the chosen experts by the router's rule, 0 elsewhere.
 
     Args:
+      counted: float32 [R, N], the chosen experts' weight scores, those of substitutes damped; 0
+        elsewhere.
       top_sum: float32 [R, N], the sum of the weights that plain top-k would have.
+      damping: as in ``Router.weigh``.
     """
-    own = jnp.where(chosen, weight, 0.0)
     if router.weights == "own":
-        return own * router.scale
-    total = row_sum(own) + SMALLEST_SUM
-    if router.weights == "renormalize":
-        return own / total * router.scale
-    return own * (top_sum / total) * router.scale
+        return counted * router.scale
+    total = row_sum(counted) + SMALLEST_SUM
+    keeps_sum = router.weights == "keep_sum"
+    weights = counted * (top_sum / total) if keeps_sum else counted / total
+    if damping:
+        weights = weights * power_of(total / (top_sum + SMALLEST_SUM), damping)
+    return weights * router.scale
+
+
+def power_of(x: Array, power: float) -> Array:
+    """``x ** power`` for x above 0; by products where the power is a whole number."""
+    whole = int(power)
+    raised: Array = x**whole if whole == power >= 1 else jnp.exp(power * jnp.log(x))
+    return raised
 
 
 def _softmax(logits: Array) -> Array:

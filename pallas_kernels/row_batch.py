@@ -43,6 +43,7 @@ class Spec:
       router: the family's scores and weight rule.
       selection: which experts of the batch survive.
       min_rows: fewer live rows than this keep plain top-k.
+      damping: how much less a substitute weighs, 0 to 1.
       biased: whether there is a selection bias.
       tiling: how the rows lie over the warpgroups.
     """
@@ -53,6 +54,7 @@ class Spec:
     router: RouterRule
     selection: Selection
     min_rows: int
+    damping: float
     biased: bool
     tiling: RowTiling
 

@@ -38,7 +38,7 @@ class RouterRule(Protocol):
     def group_score(self) -> Literal["max", "top2"]: ...
 
     def scores(self, logits: Array, bias: Array | None = None) -> RowScores: ...
-    def weigh(self, weight: Array, ids: Array, top_sum: Array) -> Array: ...
+    def weigh(self, weight: Array, ids: Array, top_ids: Array) -> Array: ...
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,12 @@ LEAST_SHARE = 1e-4
 @dataclass(frozen=True)
 class DemandSelection:
     """The rows' first, and by the p-norm of the rows' shares the k largest and all that reach the
-    threshold.
+    threshold; each row's shares times its top-k sum, over the batch's mean, to the ``row_power``.
     """
 
     threshold: float
     power: float
+    row_power: float = 0.0
 
 
 type Selection = TopKSelection | LynxSelection | OEASelection | XShareSelection | DemandSelection

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from lynx_jax.pallas_kernels.router_tiles import SMALLEST_SUM, adaptive_scores, votes_of
+from lynx_jax.pallas_kernels.router_tiles import SMALLEST_SUM, adaptive_scores, power_of, votes_of
 from lynx_jax.pallas_kernels.row_batch import Batch, Tile
 from lynx_jax.pallas_kernels.row_tiles import (
     along_experts,
@@ -98,22 +98,29 @@ def _xshare_survivors(batch: Batch, xshare: XShareSelection) -> Array:
 def _demand_survivors(batch: Batch, demand: DemandSelection) -> Array:
     k = batch.spec.k
 
-    def power_of_share(tile: Tile) -> Array:
-        asked = tile.live() & (tile.top_rank() < k)
-        used = jnp.where(asked, tile.weight(), 0.0)
-        share = jnp.maximum(used / (row_sum(used) + SMALLEST_SUM), LEAST_SHARE)
-        return jnp.where(asked, _power(share, demand.power), 0.0)
+    def used(tile: Tile) -> Array:
+        return jnp.where(tile.live() & (tile.top_rank() < k), tile.weight(), 0.0)
 
-    wished, favourite = _add_up(batch, power_of_share, k0=1)
+    def add_mass(tile: Tile, mass: Array) -> Array:
+        return mass + row_sum(used(tile))
+
+    if demand.row_power:
+        mass = batch.total(batch.fold(add_mass, zeros(batch.width, jnp.float32)), 2)
+        mass = lax.bitcast_convert_type(mass, jnp.float32)
+        mean_mass = mass / jnp.maximum(batch.num_live, 1).astype(jnp.float32) + SMALLEST_SUM
+
+    def power_of_demand(tile: Tile) -> Array:
+        weight = used(tile)
+        total = row_sum(weight) + SMALLEST_SUM
+        share = weight / total
+        if demand.row_power:
+            share = share * power_of(total / mean_mass, demand.row_power)
+        asked = tile.live() & (tile.top_rank() < k)
+        return jnp.where(asked, power_of(jnp.maximum(share, LEAST_SHARE), demand.power), 0.0)
+
+    wished, favourite = _add_up(batch, power_of_demand, k0=1)
     kept: Array = (wished >= demand.threshold**demand.power) | (favourite > 0)
     return kept | _first_by(batch, lambda wished, _: wished, k)
-
-
-def _power(x: Array, power: float) -> Array:
-    """``x ** power`` for x above 0; by products where the power is a whole number."""
-    whole = int(power)
-    raised: Array = x**whole if whole == power > 1 else jnp.exp(power * jnp.log(x))
-    return raised
 
 
 def _add_up(batch: Batch, wish: Callable[[Tile], Array], k0: int) -> tuple[Array, Array]:

@@ -47,7 +47,7 @@ def policies(k: int, experts: int) -> dict[str, Policy]:
         "lynx": Lynx.for_model(k, experts),
         "oea": OEA(-(-k // 2)),
         "xshare": XShare(max(k, experts // 2)),
-        "demand": Demand(1 / k),
+        "demand": Demand.for_model(k, experts),
     }
 
 

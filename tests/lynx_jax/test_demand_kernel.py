@@ -23,7 +23,8 @@ STRICT = Case(4, 8, 3, RENORMALIZED, Demand(5.0, power=8.0))
 CASES = [
     STRICT,
     Case(7, 60, 4, SUM_KEPT, Demand(0.3), dtype="bfloat16"),
-    Case(5, 160, 6, DEEPSEEK_V2, Demand(0.2, power=2.5)),
+    Case(5, 160, 6, DEEPSEEK_V2, Demand(0.2, power=2.5, damping=0.3)),
+    Case(6, 64, 8, DEEPSEEK_V3, Demand(0.15, row_power=0.5, damping=0.5), biased=True),
 ]
 pytestmark = needs_two_threads
 
@@ -36,7 +37,9 @@ def is_clear(case, logits, live, bias):
     scores = case.router.scores(clean, bias)
     own = np.argsort(-np.asarray(scores.choice), axis=1, kind="stable")[:, : case.k]
     shares = np.take_along_axis(np.asarray(scores.weight, np.float64), own, axis=1)
-    shares = shares / shares.sum(axis=1, keepdims=True)
+    mass = shares.sum(axis=1, keepdims=True)
+    mean = mass.sum(where=live[:, None]) / max(live.sum(), 1) + 1e-20
+    shares = shares / mass * (mass / mean) ** case.policy.row_power
     demand, power = np.zeros(case.experts), case.policy.power
     np.add.at(demand, own[live], shares[live] ** power)
     demand, bound = np.sort(demand)[::-1], case.policy.threshold**power
@@ -75,7 +78,7 @@ def test_demands_of_vanishing_shares_are_equal_and_go_to_the_lower_index():
 
 def test_many_tiles_a_warpgroup_without_races(monkeypatch, capsys):
     monkeypatch.setattr(fused_kernel, "one_block", lambda rows, experts: TWO_WARPGROUPS)
-    case = Case(16, 64, 8, DEEPSEEK_V3, Demand(0.5, power=1.0), biased=True)
+    case = Case(16, 64, 8, DEEPSEEK_V3, Demand(0.5, 1.0, row_power=0.5), biased=True)
     kernel, plain = routed(case, races=True)
     rows = draw(case, 0, 0.8, 0.0, 0)
     assert is_clear(case, *rows)

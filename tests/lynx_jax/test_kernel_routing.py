@@ -36,14 +36,14 @@ CASES = [
     Case(7, 60, 4, SUM_KEPT, Lynx(3.0, 4)),
     Case(8, 128, 8, RENORMALIZED, Lynx(3.0, 2, floor=2), dtype="bfloat16"),
     Case(3, 8, 2, RENORMALIZED, Lynx(0.7, 1, floor=0)),
-    Case(4, 64, 8, DEEPSEEK_V3, Lynx(3.0, 4), biased=True),
+    Case(4, 64, 8, DEEPSEEK_V3, Lynx(3.0, 4, damping=0.5), biased=True),
     Case(5, 160, 6, DEEPSEEK_V2, Lynx(1.125, 2)),
     Case(6, 16, 1, LLAMA_4, Lynx(1.0, 2)),
     Case(1, 72, 3, RENORMALIZED, Lynx(2.0, 2, min_rows=1)),
     Case(8, 64, 6, SUM_KEPT, TopK(), dtype="bfloat16"),
     Case(5, 64, 8, DEEPSEEK_V3, OEA(2), biased=True),
-    Case(7, 16, 6, RENORMALIZED, OEA(1, min_rows=4)),
-    Case(7, 256, 8, LLAMA_4, XShare(24, k0=2)),
+    Case(7, 16, 6, RENORMALIZED, OEA(1, min_rows=4, damping=1.0)),
+    Case(7, 256, 8, LLAMA_4, XShare(24, k0=2, damping=0.25)),
     Case(4, 160, 6, DEEPSEEK_V2, XShare(12, k0=0)),
 ]
 pytestmark = needs_two_threads
@@ -143,6 +143,7 @@ class Unknown:
     """A policy of somebody else."""
 
     min_rows: int = 1
+    damping: float = 0.0
 
     def survivors(self, scores, live, k):
         return jnp.arange(scores.choice.shape[-1]) < k
