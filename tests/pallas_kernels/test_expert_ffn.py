@@ -47,13 +47,15 @@ def reference_form(x, ids, weights, live, experts, *, form=SILU):
 
 
 def draw(rows, k, num_experts, *, live_share, dtype, seed, favourites=None, bias=False):
-    """Random layer input; rows that are not live hold NaN and ids that no expert has."""
+    """Random layer input; rows not live hold NaN and, of odd seeds, ids that no expert has."""
     rng = np.random.default_rng(seed)
     pool = np.arange(num_experts)[: favourites or num_experts]
     ids = np.stack([rng.permutation(pool)[:k] for _ in range(rows)]).astype(np.int32)
     live = rng.random(rows) < live_share
     x = 4 * rng.normal(size=(rows, D))  # far enough out for the clamps to bite
-    x[~live], ids[~live] = np.nan, 1000
+    x[~live] = np.nan
+    if seed % 2:
+        ids[~live] = 1000
     return {
         "x": jnp.asarray(x, dtype),
         "ids": jnp.asarray(ids),

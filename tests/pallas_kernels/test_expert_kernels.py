@@ -216,6 +216,22 @@ def test_operands_stay_until_their_products_are_done(kernel):
     assert re.search(refilled, steps)
 
 
+def test_tiles_know_their_shared_memory(tmp_path, monkeypatch):
+    """As Mosaic GPU counts it; a block that wants more than there is fails on the device alone."""
+    case = CASES[0]
+    tiles = replace(case.tiles, gate_up_stages=3)
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_RESOURCES", "1")
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_TO", str(tmp_path))
+    run = partial(expert_ffn, form=case.form, slots=case.slots, tiles=tiles)
+    jax.jit(run).trace(*draw(case, 0, 1)).lower(lowering_platforms=("cuda",))
+    counted = [
+        int(re.search(r"smem_scratch_bytes=(\d+)", path.read_text())[1])
+        for kernel in ("gate_up", "down")
+        for path in tmp_path.glob(f"{kernel}_*.resources.txt")
+    ]
+    assert tuple(counted) == tiles.shared_bytes(rows=8)
+
+
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [

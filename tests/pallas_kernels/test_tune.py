@@ -6,7 +6,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
@@ -41,6 +41,27 @@ def halves(tiles: ExpertTiles) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """What belongs to the gate/up kernel and what to the down kernel."""
     sizes = (tiles.gate_up_block, tiles.gate_up_stages, tiles.gate_up_blocks)
     return sizes, (tiles.down_rows, tiles.down_block, tiles.down_stages, tiles.down_blocks)
+
+
+@given(key=keys, slots=st.integers(1, 256))
+@example(key=TileKey("H200", "bfloat16", 128, 2048, 768, 8), slots=1)  # 132 blocks exactly
+@settings(max_examples=100, deadline=None)
+def test_splits_are_the_fewest_that_give_enough_blocks(key, slots):
+    tiles = expert_tiles(key)
+    gate_up = tiles.gate_up_splits(slots, key.width, key.hidden)
+    down = tiles.down_splits(slots, key.width, key.hidden)
+    for splits, wanted, blocks, steps in [
+        (gate_up, tiles.gate_up_blocks, slots * key.hidden // 64, key.width // tiles.gate_up_block),
+        (
+            down,
+            tiles.down_blocks,
+            key.width // tiles.down_rows,
+            slots * key.hidden // tiles.down_block,
+        ),
+    ]:
+        assert 1 <= splits <= steps  # no part without a step
+        assert splits == steps or splits * blocks >= wanted
+        assert (splits - 1) * blocks < wanted
 
 
 @given(key=keys)
