@@ -50,8 +50,6 @@ def why_not(policy: Policy, router: Router, k: int, num_experts: int, rows: int)
             f"beyond {MOST_ROWS} rows the routing kernels have no mode for {policy}, "
             f"the batch has {rows}"
         )
-    if rows > MOST_ROWS and policy.damping:
-        return f"beyond {MOST_ROWS} rows the routing kernels do not damp, the batch has {rows}"
     return None
 
 
@@ -88,11 +86,7 @@ def route(
         logits = logits.astype(jnp.float32)
     selection = _selection(policy, k)
     assert selection is not None  # else there was a reason
-    launch: Callable[..., RoutedRows] = (
-        functools.partial(fused_routing, damping=policy.damping)
-        if rows <= MOST_ROWS
-        else separate_routing
-    )
+    launch: Callable[..., RoutedRows] = fused_routing if rows <= MOST_ROWS else separate_routing
     routed = launch(
         logits,
         live,
@@ -101,6 +95,7 @@ def route(
         router=router,
         selection=selection,
         min_rows=policy.min_rows,
+        damping=policy.damping,
         interpret=interpret,
     )
     return Routing(

@@ -61,7 +61,7 @@ def fused_routing(
     router: RouterRule,
     selection: Selection,
     min_rows: int,
-    damping: float = 0.0,
+    damping: float,
     tiling: RowTiling | None = None,
     interpret: Any = False,
 ) -> RoutedRows:
@@ -191,9 +191,7 @@ def _weigh_rows(tile: Tile, saves: Array, ids_ref: Any, combine_ref: Any, spec: 
     top_rank, weight = tile.top_rank(), tile.weight()
     rank = jnp.where(saves, tile.upper(), top_rank)
     top_sum = row_sum(jnp.where(top_rank < spec.k, weight, 0.0))
-    counted = jnp.where(rank < spec.k, weight, 0.0)
-    if spec.damping:
-        counted = jnp.where(top_rank < spec.k, counted, counted * (1 - spec.damping))
-    combine = combine_weights(counted, top_sum, spec.router, spec.damping)
+    own = top_rank < spec.k
+    combine = combine_weights(rank < spec.k, own, weight, top_sum, spec.router, spec.damping)
     combine_ref[tile.slice] = jnp.where(tile.live(), combine, 0.0)
     ids_ref[tile.slice] = rank_ids(rank, spec.k)

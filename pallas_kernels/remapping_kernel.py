@@ -71,6 +71,7 @@ def remapping(
     router: RouterRule,
     floor: int,
     min_rows: int,
+    damping: float,
     interpret: Any = False,
 ) -> RoutedRows:
     """Each row's k best experts of the critical set, by its own choice (arXiv 2411.08982).
@@ -87,6 +88,7 @@ def remapping(
       floor: each row's first ``floor`` experts survive in any case.
       min_rows: fewer live rows than this keep plain top-k, as do rows where remapping saves no
         expert.
+      damping: how much less a substitute weighs, 0 to 1.
       interpret: ``plgpu.InterpretGPUParams`` to run on a CPU.
 
     Returns:
@@ -117,7 +119,7 @@ def remapping(
         named,
     )
     ids, combine, active, num_active, num_active_topk = run(
-        functools.partial(_weigh_body, tile=tile, k=k, min_rows=min_rows),
+        functools.partial(_weigh_body, tile=tile, k=k, min_rows=min_rows, damping=damping),
         "weigh",
         [
             ((shape[0], LANES), jnp.int32),
@@ -157,6 +159,7 @@ def remapping_reference(
     router: RouterRule,
     floor: int,
     min_rows: int,
+    damping: float,
 ) -> RoutedRows:
     """``remapping`` in plain JAX; ``top_sum`` is not looked at, it follows from the logits."""
     del top_sum
@@ -167,7 +170,7 @@ def remapping_reference(
     top_used = expert_union(top_ids, live, num_experts)
     survivors = critical_set(scores, choice, live, k, floor)
     ids, used = remap_if_it_saves(choice, survivors, live, top_ids, top_used, k, min_rows)
-    combine = combine_matrix(ids, router.weigh(weight, ids, top_ids), live, num_experts)
+    combine = combine_matrix(ids, router.weigh(weight, ids, top_ids, damping), live, num_experts)
     return RoutedRows(ids, combine, *compact(used), jnp.sum(top_used, dtype=jnp.int32))
 
 
@@ -217,6 +220,7 @@ def _weigh_body(
     tile: RouterTile,
     k: int,
     min_rows: int,
+    damping: float,
 ) -> None:
     bias_ref, refs = tile.split(refs)
     state_ref, uses_ref, top_sum_ref, num_live_ref, ids_ref, combine_ref = refs[:6]
@@ -232,7 +236,7 @@ def _weigh_body(
     remapped_rank, top_rank = unpacked_state(load_tile(state_ref.at[rows]))
     rank = jnp.where(saves, remapped_rank, top_rank)
     top_sum = along_experts(load_per_row(top_sum_ref.at[rows]), width)
-    combine = combine_weights(jnp.where(rank < k, weight, 0.0), top_sum, tile.router)
+    combine = combine_weights(rank < k, top_rank < k, weight, top_sum, tile.router, damping)
     combine_ref[rows] = jnp.where(live, combine, 0.0)
     ids_ref[rows] = rank_ids(rank, k)
 

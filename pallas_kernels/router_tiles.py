@@ -82,16 +82,21 @@ def adaptive_scores(
 
 
 def combine_weights(
-    counted: Array, top_sum: Array, router: RouterRule, damping: float = 0.0
+    chosen: Array, own: Array, weight: Array, top_sum: Array, router: RouterRule, damping: float
 ) -> Array:
     """float32 [R, N]: weights of the chosen experts by the router's rule, 0 elsewhere.
 
     Args:
-      counted: float32 [R, N], the chosen experts' weight scores, those of substitutes damped; 0
-        elsewhere.
-      top_sum: float32 [R, N], the sum of the weights that plain top-k would have.
+      chosen: bool [R, N], the experts that each row uses.
+      own: bool [R, N], those that plain top-k would have used.
+      weight: float32 [R, N], weight scores.
+      top_sum: float32 [R, N], the sum of the weight scores of ``own``.
+      router: the family's rule.
       damping: as in ``Router.weigh``.
     """
+    counted = jnp.where(chosen, weight, 0.0)
+    if damping:
+        counted = jnp.where(own, counted, counted * (1 - damping))
     if router.weights == "own":
         return counted * router.scale
     total = row_sum(counted) + SMALLEST_SUM

@@ -21,6 +21,7 @@ def separate_routing(
     router: RouterRule,
     selection: LynxSelection,
     min_rows: int,
+    damping: float,
     interpret: Any = False,
 ) -> RoutedRows:
     """Route a decode batch in six launches.
@@ -34,6 +35,7 @@ def separate_routing(
       router: the family's scores and weight rule.
       selection: Lynx's constants.
       min_rows: fewer live rows than this keep plain top-k.
+      damping: how much less a substitute weighs, 0 to 1.
       interpret: ``plgpu.InterpretGPUParams`` to run on a CPU.
     """
     alpha, beta = selection.alpha, selection.beta
@@ -50,5 +52,6 @@ def separate_routing(
         router=router,
         floor=selection.floor,
         min_rows=min_rows,
+        damping=damping,
         interpret=interpret,
     )

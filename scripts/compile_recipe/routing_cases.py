@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -45,6 +46,7 @@ def policies(k: int, experts: int) -> dict[str, Policy]:
     return {
         "off": TopK(),
         "lynx": Lynx.for_model(k, experts),
+        "damped": replace(Lynx.for_model(k, experts), damping=0.5),
         "oea": OEA(-(-k // 2)),
         "xshare": XShare(max(k, experts // 2)),
         "demand": Demand.for_model(k, experts),

@@ -5,7 +5,6 @@ import os
 from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
@@ -16,20 +15,14 @@ from lynx_jax.policies import OEA, Demand, Lynx, TopK, XShare
 from lynx_jax.routers import Router
 from lynx_jax.routing import Phase
 from lynx_jax.routing import route as route_in_jax
-from tests.pallas_kernels.router_batches import draw_rows
+from tests.pallas_kernels.router_batches import Batch
 
 DEEPSEEK_V3 = Router("sigmoid", "renormalize", 2.5, groups=4, kept_groups=2, group_score="top2")
 
 
 @dataclass(frozen=True)
-class Case:
-    rows: int
-    experts: int
-    k: int
-    router: Router
+class Case(Batch):
     policy: TopK | Lynx | OEA | XShare | Demand
-    biased: bool = False
-    dtype: str = "float32"
 
 
 TWO_WARPGROUPS = RowTiling(warpgroups=2, tiles=2)
@@ -39,14 +32,9 @@ needs_two_threads = pytest.mark.skipif(
 
 
 def draw(case: Case, seed: int, live_share: float, grid: float, padded: int):
-    rng = np.random.default_rng(seed)
     if isinstance(case.policy, XShare):
         grid = 0  # What it sums up is rounded in another order, which would tell ties apart.
-    logits, live = draw_rows(
-        rng, case.rows, case.experts, live_share=live_share, grid=grid, padded=padded
-    )
-    bias = jnp.asarray(0.2 * rng.normal(size=case.experts), jnp.float32) if case.biased else None
-    return jnp.asarray(logits, case.dtype), jnp.asarray(live), bias
+    return case.draw(np.random.default_rng(seed), live_share, grid, padded)
 
 
 @functools.cache

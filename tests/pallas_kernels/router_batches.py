@@ -1,6 +1,10 @@
 """Routers, and batches of router logits with all that a router may meet."""
 
+from dataclasses import dataclass, field
+
+import jax.numpy as jnp
 import numpy as np
+from hypothesis import strategies as st
 
 from lynx_jax.routers import Router
 
@@ -24,3 +28,35 @@ def draw_rows(rng, rows, experts, *, live_share, grid, padded):
         live = np.arange(rows) == rng.integers(rows)
     logits[~live] = np.nan
     return logits, live
+
+
+# How ``Batch.draw`` draws.
+DRAWS = {
+    "seed": st.integers(0, 2**32 - 1),
+    "live_share": st.sampled_from([1.0, 0.8, 0.5, 0.0]),
+    "padded": st.sampled_from([0, 1]),
+}
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The shape of a batch that a router routes."""
+
+    rows: int
+    experts: int
+    k: int
+    router: Router
+    biased: bool = field(default=False, kw_only=True)
+    dtype: str = field(default="float32", kw_only=True)
+
+    def draw(self, rng, live_share, grid, padded):
+        """(logits, live, bias or None), rows as ``draw_rows`` draws them."""
+        logits, live = draw_rows(
+            rng, self.rows, self.experts, live_share=live_share, grid=grid, padded=padded
+        )
+        bias = 0.2 * rng.normal(size=self.experts) if self.biased else None
+        return (
+            jnp.asarray(logits, self.dtype),
+            jnp.asarray(live),
+            None if bias is None else jnp.asarray(bias, jnp.float32),
+        )

@@ -18,36 +18,32 @@ from lynx_jax.pallas_kernels.scoring_kernel import scoring
 from lynx_jax.routers import Router
 from tests.pallas_kernels.router_batches import (
     DEEPSEEK_V2,
+    DRAWS,
     LLAMA_4,
     RENORMALIZED,
     SUM_KEPT,
-    draw_rows,
+    Batch,
 )
 
 DEEPSEEK_V3 = Router("sigmoid", "renormalize", 2.5, groups=8, kept_groups=4, group_score="top2")
 
 
 @dataclass(frozen=True)
-class Case:
-    rows: int
-    experts: int
-    k: int
-    router: Router
+class Case(Batch):
     alpha: float
     beta: int
     floor: int = 1
     min_rows: int = 2
-    biased: bool = False
-    dtype: str = "float32"
+    damping: float = 0.0
     races: bool = False
 
 
 CASES = [
     Case(130, 8, 2, RENORMALIZED, 0.7, 1, floor=0),
-    Case(17, 64, 8, DEEPSEEK_V3, 3.0, 4, biased=True, races=True),
+    Case(17, 64, 8, DEEPSEEK_V3, 3.0, 4, damping=0.5, biased=True, races=True),
     Case(1, 72, 3, SUM_KEPT, 2.0, 2, min_rows=1),
     Case(64, 128, 8, RENORMALIZED, 3.0, 2, floor=2, dtype="bfloat16"),
-    Case(20, 160, 6, DEEPSEEK_V2, 1.125, 2),
+    Case(20, 160, 6, DEEPSEEK_V2, 1.125, 2, damping=0.3),
     Case(6, 16, 1, LLAMA_4, 1.0, 2, floor=0),
     Case(9, 256, 8, DEEPSEEK_V3, 3.0, 4, biased=True, dtype="bfloat16"),
 ]
@@ -56,20 +52,17 @@ CASES = [
 def draw(case: Case, seed: int, live_share: float, grid: float, padded: int):
     """Rows of logits; whole scores with ties, whatever the logits are."""
     rng = np.random.default_rng(seed)
-    logits, live = draw_rows(
-        rng, case.rows, case.experts, live_share=live_share, grid=grid, padded=padded
-    )
-    bias = jnp.asarray(0.2 * rng.normal(size=case.experts), jnp.float32) if case.biased else None
+    logits, live, bias = case.draw(rng, live_share, grid, padded)
     # Favourites of the batch, so that there is something to save.
     scores = rng.integers(-3, 3, logits.shape) + rng.integers(-6, 6, case.experts)
-    return jnp.asarray(logits, case.dtype), jnp.asarray(live), bias, jnp.asarray(scores, jnp.int32)
+    return logits, live, bias, jnp.asarray(scores, jnp.int32)
 
 
 @functools.cache
 def kernels_and_references(case: Case):
     """Two functions of the same inputs, each of (binned rows, scores by the bins, routed rows)."""
     binned = {"k": case.k, "router": case.router, "alpha": case.alpha, "beta": case.beta}
-    routed = {n: getattr(case, n) for n in ("k", "router", "floor", "min_rows")}
+    routed = {n: getattr(case, n) for n in ("k", "router", "floor", "min_rows", "damping")}
 
     def kernels(logits, live, bias, scores, bins, top_sum):
         run = {"interpret": plgpu.InterpretGPUParams(detect_races=case.races)}
@@ -116,12 +109,7 @@ def check(case: Case, inputs):
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    live_share=st.sampled_from([0.0, 0.5, 0.8, 1.0]),
-    grid=st.sampled_from([0.0, 0.25, 1.0]),
-    padded=st.sampled_from([0, 1]),
-)
+@given(grid=st.sampled_from([0.0, 0.25, 1.0]), **DRAWS)
 @example(seed=2, live_share=0.8, grid=0.25, padded=1)
 @settings(max_examples=1, deadline=None)
 def test_kernels_equal_their_references(case, seed, live_share, grid, padded):
