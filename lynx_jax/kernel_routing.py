@@ -42,14 +42,8 @@ def why_not(policy: Policy, router: Router, k: int, num_experts: int, rows: int)
         return f"the routing kernels choose up to {LARGEST_K} experts a row, the layer uses {k}"
     if router.score == "sparsemixer":
         return "the routing kernels do not score by sparsemixer"
-    selection = _selection(policy, k)
-    if selection is None:
+    if _selection(policy, k) is None:
         return f"the routing kernels have no mode for {policy}"
-    if rows > MOST_ROWS and not isinstance(selection, LynxSelection):
-        return (
-            f"beyond {MOST_ROWS} rows the routing kernels have no mode for {policy}, "
-            f"the batch has {rows}"
-        )
     return None
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 from lynx_jax.pallas_kernels.binning import affinity_binning
 from lynx_jax.pallas_kernels.router_tiles import bins_of
 from lynx_jax.pallas_kernels.routing_tiling import pad_inputs, padded_experts, row_blocks
-from lynx_jax.pallas_kernels.row_blocks import RouterTile, block_index, block_rows, launch
+from lynx_jax.pallas_kernels.row_blocks import RouterTile, block_rows, launch, store_row_sums
 from lynx_jax.pallas_kernels.row_tiles import ROWS, ordered, top_ranks
 from lynx_jax.pallas_kernels.selection import RouterRule
 from lynx_jax.pallas_kernels.topk import top_k
@@ -100,6 +100,4 @@ def _binning_body(
     _, choice, confidence, weight = tile.scores(logits_ref, live_ref, bias_ref)
     bins_ref[block_rows()] = bins_of(confidence, alpha, beta)
     chosen = top_ranks(ordered(choice), k) < k
-    sums_ref[...] = jnp.sum(jnp.where(chosen, weight, 0.0), axis=1)
-    for row in range(ROWS):  # one by one: a store of R at once is too small for the compiler
-        top_sum_ref[block_index() * ROWS + row] = sums_ref[row]
+    store_row_sums(jnp.where(chosen, weight, 0.0), sums_ref, top_sum_ref)

@@ -8,6 +8,7 @@ The reference is ``lynx_jax.routing.route``.
 """
 
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -52,6 +53,23 @@ from lynx_jax.pallas_kernels.survivor_tiles import survivors
 LARGEST_K = LANES  # experts a row: a lane writes each
 
 
+@dataclass(frozen=True)
+class FusedSpec(Spec):
+    """What the kernel is compiled for.
+
+    Attributes:
+      router: the family's scores and weight rule.
+      min_rows: fewer live rows than this keep plain top-k.
+      damping: how much less a substitute weighs, 0 to 1.
+      biased: whether there is a selection bias.
+    """
+
+    router: RouterRule
+    min_rows: int
+    damping: float
+    biased: bool
+
+
 def fused_routing(
     logits: Float[Array, "rows experts"],
     live: Bool[Array, " rows"],
@@ -83,7 +101,9 @@ def fused_routing(
     rows, experts = logits.shape
     width = padded_experts(experts)
     tiling = tiling or one_block(rows, width)
-    spec = Spec(rows, experts, k, router, selection, min_rows, damping, bias is not None, tiling)
+    spec = FusedSpec(
+        rows, experts, k, selection, tiling, router, min_rows, damping, biased=bias is not None
+    )
     shape = (tiling.rows, width)
     kernel = plgpu.kernel(
         functools.partial(fused_routing_body, spec=spec),
@@ -126,7 +146,7 @@ def _array(shape: tuple[int, ...], dtype: Any) -> Any:
     return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
 
 
-def fused_routing_body(*refs: Any, spec: Spec) -> None:
+def fused_routing_body(*refs: Any, spec: FusedSpec) -> None:
     """The kernel.
 
     Args:
@@ -157,7 +177,7 @@ def fused_routing_body(*refs: Any, spec: Spec) -> None:
     block.first_only(lambda: write_count(top_used, count_ref, num_active_topk_ref))
 
 
-def _score_rows(tile: Tile, logits_ref: Any, bias_ref: Any | None, spec: Spec) -> None:
+def _score_rows(tile: Tile, logits_ref: Any, bias_ref: Any | None, spec: FusedSpec) -> None:
     """Keys, weights, bins and top-k of a tile."""
     logits = load_tile(logits_ref.at[tile.slice]).astype(jnp.float32)
     logits = jnp.where(tile.live(), logits, 0.0)
@@ -186,7 +206,7 @@ def _place_rows(batch: Batch, survives: Array | None) -> tuple[Array, Array]:
     return unpacked_uses(batch.total(batch.fold(place, zeros(batch.width)), USES_SLOT))
 
 
-def _weigh_rows(tile: Tile, saves: Array, ids_ref: Any, combine_ref: Any, spec: Spec) -> None:
+def _weigh_rows(tile: Tile, saves: Array, ids_ref: Any, combine_ref: Any, spec: FusedSpec) -> None:
     """Final experts and weights of a tile: remapped where that saves, else plain top-k."""
     top_rank, weight = tile.top_rank(), tile.weight()
     rank = jnp.where(saves, tile.upper(), top_rank)

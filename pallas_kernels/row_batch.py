@@ -18,7 +18,7 @@ from lynx_jax.pallas_kernels.row_tiles import (
     load_per_row,
     load_tile,
 )
-from lynx_jax.pallas_kernels.selection import RouterRule, Selection
+from lynx_jax.pallas_kernels.selection import Selection
 
 _RANK_BITS = 6  # a state's low bits: the place in the row's top-k, up to 32
 
@@ -35,27 +35,19 @@ def unpacked_state(state: Array) -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class Spec:
-    """What a kernel is compiled for.
+    """What a kernel that goes over a whole batch is compiled for.
 
     Attributes:
       rows, experts: B and N as the caller has them.
       k: experts a row.
-      router: the family's scores and weight rule.
       selection: which experts of the batch survive.
-      min_rows: fewer live rows than this keep plain top-k.
-      damping: how much less a substitute weighs, 0 to 1.
-      biased: whether there is a selection bias.
       tiling: how the rows lie over the warpgroups.
     """
 
     rows: int
     experts: int
     k: int
-    router: RouterRule
     selection: Selection
-    min_rows: int
-    damping: float
-    biased: bool
     tiling: RowTiling
 
 

@@ -70,6 +70,13 @@ def load_live(live_ref: Any, width: int) -> Array:
     return along_experts(load_per_row(live_ref.at[block_rows()]), width) != 0
 
 
+def store_row_sums(x: Array, sums_ref: Any, out_ref: Any) -> None:
+    """Writes the sums of this block's rows [R, N] to ``out_ref`` [B], through shared memory [R]."""
+    sums_ref[...] = jnp.sum(x, axis=1)
+    for row in range(ROWS):  # one by one: a store of R at once is too small for the compiler
+        out_ref[block_index() * ROWS + row] = sums_ref[row]
+
+
 def sum_of_parts(parts_ref: Any) -> Array:
     """int32 [N] from [T, N], T a multiple of R."""
     parts, width = parts_ref.shape

@@ -5,6 +5,7 @@ import os
 from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
@@ -58,3 +59,24 @@ def assert_equal(got, want):
     np.testing.assert_allclose(np.asarray(got.weights)[live], weights, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(got.combine, want.combine_matrix(), rtol=1e-6, atol=1e-6)
     assert not np.asarray(got.combine)[~live].any()
+
+
+def is_clear(case, logits, live, bias):
+    """Whether rounding decides nothing: with Demand, no expert lies at the threshold or, where
+    fewer than k reach it, is level with the k-th.
+    """
+    if not isinstance(case.policy, Demand):
+        return True
+    clean = jnp.where(live[:, None], logits.astype(jnp.float32), 0.0)
+    scores = case.router.scores(clean, bias)
+    own = np.argsort(-np.asarray(scores.choice), axis=1, kind="stable")[:, : case.k]
+    shares = np.take_along_axis(np.asarray(scores.weight, np.float64), own, axis=1)
+    mass = shares.sum(axis=1, keepdims=True)
+    mean = mass.sum(where=live[:, None]) / max(live.sum(), 1) + 1e-20
+    shares = shares / mass * (mass / mean) ** case.policy.row_power
+    demand, power = np.zeros(case.experts), case.policy.power
+    np.add.at(demand, own[live], shares[live] ** power)
+    demand, bound = np.sort(demand)[::-1], case.policy.threshold**power
+    last, next_one = demand[case.k - 1], demand[case.k]
+    at_bound = np.abs(demand / bound - 1).min() < 1e-5
+    return not at_bound and (last >= bound or next_one <= last * (1 - 1e-5))

@@ -14,6 +14,7 @@ from tests.lynx_jax.kernel_batches import (
     Case,
     assert_equal,
     draw,
+    is_clear,
     needs_two_threads,
     routed,
 )
@@ -27,25 +28,6 @@ CASES = [
     Case(6, 64, 8, DEEPSEEK_V3, Demand(0.15, row_power=0.5, damping=0.5), biased=True),
 ]
 pytestmark = needs_two_threads
-
-
-def is_clear(case, logits, live, bias):
-    """Whether rounding decides nothing: no demand lies at the threshold or, where fewer than k
-    reach it, is level with the k-th.
-    """
-    clean = jnp.where(live[:, None], logits.astype(jnp.float32), 0.0)
-    scores = case.router.scores(clean, bias)
-    own = np.argsort(-np.asarray(scores.choice), axis=1, kind="stable")[:, : case.k]
-    shares = np.take_along_axis(np.asarray(scores.weight, np.float64), own, axis=1)
-    mass = shares.sum(axis=1, keepdims=True)
-    mean = mass.sum(where=live[:, None]) / max(live.sum(), 1) + 1e-20
-    shares = shares / mass * (mass / mean) ** case.policy.row_power
-    demand, power = np.zeros(case.experts), case.policy.power
-    np.add.at(demand, own[live], shares[live] ** power)
-    demand, bound = np.sort(demand)[::-1], case.policy.threshold**power
-    last, next_one = demand[case.k - 1], demand[case.k]
-    at_bound = np.abs(demand / bound - 1).min() < 1e-5
-    return not at_bound and (last >= bound or next_one <= last * (1 - 1e-5))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
