@@ -2,6 +2,8 @@
 
 import functools
 import os
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import jax
@@ -47,6 +49,23 @@ def routed(case: Case, races: bool = False):
     )
     plain = jax.jit(lambda logits, live, bias: route_in_jax(logits, live, bias=bias, **settings))
     return kernel, plain
+
+
+def run_with_many_threads(script: str):
+    """What a script prints that runs in a process where blocks may have many warpgroups.
+
+    Each warpgroup occupies a thread of XLA's pool, and so does the launch that waits for them where
+    a program has several: a pool of fewer threads hangs.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"NPROC": "12"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def assert_equal(got, want):

@@ -1,9 +1,6 @@
 """The routing kernels, interpreted on CPU, against routing in plain JAX."""
 
 import functools
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 
 import jax
@@ -27,6 +24,7 @@ from tests.lynx_jax.kernel_batches import (
     draw,
     needs_two_threads,
     routed,
+    run_with_many_threads,
 )
 from tests.pallas_kernels.router_batches import DEEPSEEK_V2, DRAWS, LLAMA_4, RENORMALIZED, SUM_KEPT
 
@@ -114,8 +112,7 @@ def test_many_tiles_a_warpgroup_without_races(case, monkeypatch, capsys):
 
 
 def test_many_warpgroups():
-    """In a process of its own: XLA's pool has to be as large as a block has warpgroups."""
-    script = (
+    run_with_many_threads(
         "from tests.lynx_jax.kernel_batches import *\n"
         "from tests.pallas_kernels.router_batches import SUM_KEPT\n"
         "case = Case(31, 60, 4, SUM_KEPT, Lynx(3.0, 4))\n"
@@ -123,14 +120,6 @@ def test_many_warpgroups():
         "kernel, plain = routed(case)\n"
         "assert_equal(kernel(*rows), plain(*rows))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env=os.environ | {"NPROC": "12"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
 
 
 @dataclass(frozen=True)
