@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from compile_recipe.case import Case
 from lynx_jax import kernel_routing
-from lynx_jax.pallas_kernels.routing_tiling import one_block, padded_experts
+from lynx_jax.pallas_kernels.routing_tiling import MOST_ROWS, one_block, padded_experts
 from lynx_jax.pallas_kernels.row_tiles import LANES
 from lynx_jax.policies import OEA, Demand, Lynx, Policy, TopK, XShare
 from lynx_jax.routers import Router
@@ -68,10 +68,12 @@ def routing_cases(rows: list[int], modes: list[str]) -> Iterator[Case]:
 
 
 def _activation_bytes(layer: Layer, rows: int) -> int:
-    """Logits in and weights out, with the kernel's padding, and ids; 8 buffers of 256 bytes each
-    are what small vectors are rounded up to."""
+    """Logits in, weights and ids out, with the kernels' padding; 8 buffers of 256 bytes each are
+    what small vectors are rounded up to. Where several launches share the work, they hand on two
+    numbers more of every row and expert."""
     width = padded_experts(layer.experts)
-    return 2 * 4 * one_block(rows, width).rows * (width + LANES) + 8 * 256
+    numbers = 2 if rows <= MOST_ROWS else 4
+    return 4 * one_block(rows, width).rows * (numbers * width + LANES) + 8 * 256
 
 
 def route(

@@ -34,6 +34,7 @@ def run(settings: Settings, seed: int, deadline: Deadline) -> Iterator[Row]:
     cases += [(names[0], batch, settings.modes[0]) for batch in settings.batches[1:]]
     if settings.many is not None:
         cases += [(name, settings.many, settings.modes[0]) for name in names[:4]]
+        cases += [(names[0], settings.many, mode) for mode in settings.modes[1:]]
     yield from _experts(settings, seed, deadline, [(name, rows) for name in names[:1]])
     for number, (name, batch, mode) in enumerate(cases):
         family = settings.families[name]
