@@ -16,7 +16,7 @@ from gpu_recipe.settings import Family, Settings
 
 from lynx_jax.errors import InputError
 from lynx_jax.pallas_kernels.expert_shapes import FAMILIES, ExpertShape
-from lynx_jax.policies import OEA, TopK
+from lynx_jax.policies import TopK
 from lynx_jax.routers import Router
 from lynx_jax.routing import route
 
@@ -187,8 +187,8 @@ def test_wrong_routing_fails_the_check(wrong, monkeypatch):
 
 def test_what_no_kernel_routes_is_not_checked_off(monkeypatch):
     monkeypatch.setattr(Settings, "mosaic", Spoiled(None))
-    with pytest.raises(InputError, match="no mode for"):
-        kernel_checks.check_routing(TINY, TINY_FAMILY, 200, OEA(1), 2, Deadline(60))
+    with pytest.raises(InputError, match="take 32767 rows"):
+        kernel_checks.check_routing(TINY, TINY_FAMILY, 2**15, TopK(), 2, Deadline(60))
 
 
 @pytest.mark.parametrize("wrong", ["element", "unwritten", "unrepeatable"])
