@@ -7,6 +7,7 @@ from statistics import fmean
 from lynx_jax.generation import GenerationBatch, GenerationResult, Generator
 from lynx_jax.loading import LoadedModel
 from lynx_jax.policies import Policy
+from lynx_jax.policy_forms import DEFAULT_POLICY
 from lynx_jax.prompts import Prompt
 from lynx_jax.requests import SamplingParams
 
@@ -69,7 +70,7 @@ def compare(
     loaded: LoadedModel,
     prompts: str | Sequence[Prompt],
     *,
-    policy: str | Policy = "lynx",
+    policy: str | Policy = DEFAULT_POLICY,
     max_new_tokens: int = 128,
     sampling: SamplingParams | None = None,
     stop: str | Sequence[str] = (),

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from lynx_jax.arguments import Parser
 from lynx_jax.errors import InputError
+from lynx_jax.policy_forms import DEFAULT_POLICY, POLICY_FORMS
 from lynx_jax.prompts import Prompt, as_messages, read_prompts, read_stdin
 from lynx_jax.requests import SamplingParams
 
@@ -119,12 +120,10 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
 def _add_execution(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--policy",
-        default="lynx",
+        default=DEFAULT_POLICY,
         metavar="POLICY",
-        help="expert selection in decode: off, lynx, lynx:alpha=A,beta=B[,floor=F], "
-        "lynx:preset=authors, demand, "
-        "demand:threshold=T[,power=P,row_power=R], oea:k0=K, xshare:budget=M[,k0=K]; each with "
-        "damping=D, 0 to 1, so that substitutes weigh less (default: lynx). It acts "
+        help=f"expert selection in decode: {POLICY_FORMS}; each with "
+        "damping=D, 0 to 1, so that substitutes weigh less (default: %(default)s). It acts "
         "where at least two prompts decode together, and makes a text depend on its batch mates",
     )
     group.add_argument(

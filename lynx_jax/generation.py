@@ -13,6 +13,7 @@ from lynx_jax.errors import InputError
 from lynx_jax.harmony import FinalChannel
 from lynx_jax.loading import LoadedModel
 from lynx_jax.policies import Policy
+from lynx_jax.policy_forms import DEFAULT_POLICY
 from lynx_jax.policy_spec import parse_policy
 from lynx_jax.prompts import Prompt
 from lynx_jax.requests import FinishReason, Request, SamplingParams, TokenEvent
@@ -56,7 +57,7 @@ class Generator:
 
     Args:
       loaded: what ``lynx_jax.load`` returned.
-      policy: a policy, or text such as ``"lynx"``, ``"off"`` or ``"oea:k0=4"``.
+      policy: a policy, or text such as ``"demand"``, ``"off"`` or ``"oea:k0=4"``.
       max_batch: prompts that decode together; more of them wait for a place.
 
     Raises:
@@ -64,7 +65,7 @@ class Generator:
     """
 
     def __init__(
-        self, loaded: LoadedModel, *, policy: str | Policy = "lynx", max_batch: int = 16
+        self, loaded: LoadedModel, *, policy: str | Policy = DEFAULT_POLICY, max_batch: int = 16
     ) -> None:
         if max_batch < 1:
             raise InputError(f"expected max_batch of at least 1, got {max_batch}")
@@ -172,7 +173,7 @@ def generate(
     loaded: LoadedModel,
     prompts: str | Sequence[Prompt],
     *,
-    policy: str | Policy = "lynx",
+    policy: str | Policy = DEFAULT_POLICY,
     max_new_tokens: int = 128,
     sampling: SamplingParams | None = None,
     stop: str | Sequence[str] = (),
@@ -190,7 +191,7 @@ def generate(
       loaded: what ``lynx_jax.load`` returned.
       prompts: one text, or several prompts, each a text, token ids, or messages (mappings with
         ``role`` and ``content``) for the checkpoint's chat template.
-      policy: a policy, or text such as ``"lynx"``, ``"off"`` or ``"oea:k0=4"``.
+      policy: a policy, or text such as ``"demand"``, ``"off"`` or ``"oea:k0=4"``.
       max_new_tokens: tokens to generate at most; the context of the model is a limit too.
       sampling: how tokens are chosen; None for the likeliest ones. Prompt i, counted from 0,
         takes ``seed + i``.

@@ -20,6 +20,7 @@ from lynx_jax.errors import InputError
 from lynx_jax.evaluation.likelihood import Pair, decode_scorer, prefill_scorer
 from lynx_jax.generation import Generator
 from lynx_jax.loading import load
+from lynx_jax.policy_forms import DEFAULT_POLICY
 from lynx_jax.requests import SamplingParams
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -58,7 +59,7 @@ class LynxJaxLM(TemplateLM):  # type: ignore[misc]
     def __init__(
         self,
         path: str,
-        policy: str = "lynx",
+        policy: str = DEFAULT_POLICY,
         scoring: str = "prefill",
         backend: str = "auto",
         dtype: str | None = None,

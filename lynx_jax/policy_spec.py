@@ -6,13 +6,9 @@ from typing import Any
 
 from lynx_jax.errors import InputError
 from lynx_jax.policies import OEA, Demand, Lynx, Policy, TopK, XShare
+from lynx_jax.policy_forms import POLICY_FORMS
 
 _CLASSES: dict[str, type[Any]] = {"lynx": Lynx, "demand": Demand, "oea": OEA, "xshare": XShare}
-
-POLICY_FORMS = (
-    "off, lynx, lynx:alpha=A,beta=B[,floor=F], lynx:preset=authors, demand, "
-    "demand:threshold=T[,power=P,row_power=R], oea:k0=K, xshare:budget=M[,k0=K]"
-)
 
 
 def parse_policy(text: str, k: int, num_experts: int) -> Policy:

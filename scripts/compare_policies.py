@@ -1,16 +1,18 @@
 """Is policy demand better than OEA and Lynx where they read as many experts?
 
-    python scripts/compare_policies.py --text FILE [--batch 8,16,32] [--windows 1920] [--out FILE]
+    python scripts/compare_policies.py --text FILE [--damped] [--batch 8,16,32] [--out FILE]
 
 A test whose settings were fixed beforehand, on other text (the first halves of the demo recipe's
 held-out domains): for each batch size OEA's k0 sets the number of distinct experts, and Demand's
 threshold and Lynx's best constants were chosen to read about as many. FILE is the ``fresh.jsonl``
 that ``scripts/train_demo.py fresh`` prepares. Windows do not overlap, and differences are paired:
-the same windows in the same batches.
+the same windows in the same batches. ``--damped`` compares all three with substitutes damped, and
+Demand with its rows weighed; without it none of that is on.
 """
 
 import argparse
 import json
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,22 +31,23 @@ from lynx_jax.policies import OEA, Demand, Lynx, Policy, TopK
 from lynx_jax.tokenizer import Tokenizer
 
 PROMPT, SCORED = 64, 128
-# Batch size -> (policy that is tested, those that it is compared with), for OEA's k0 of 3 and 4.
-# Demand was set to read a little less than OEA.
-CHOSEN: dict[int, tuple[tuple[Demand, OEA, Lynx], ...]] = {
-    8: (
-        (Demand(0.1245), OEA(3), Lynx(6.823, 4, floor=2)),
-        (Demand(0.1064), OEA(4), Lynx(4.632, 4, floor=2)),
-    ),
-    16: (
-        (Demand(0.1319), OEA(3), Lynx(6.744, 4, floor=2)),
-        (Demand(0.1122), OEA(4), Lynx(4.498, 4, floor=2)),
-    ),
-    32: (
-        (Demand(0.1446), OEA(3), Lynx(6.706, 4, floor=2)),
-        (Demand(0.1210), OEA(4), Lynx(4.386, 4, floor=2)),
-    ),
-}
+# By batch size, for OEA's k0 of 3 and 4. Demand was set to read a little less than OEA.
+OEA_K0 = (3, 4)
+LYNX_ALPHAS = {8: (6.823, 4.632), 16: (6.744, 4.498), 32: (6.706, 4.386)}
+THRESHOLDS = {8: (0.1245, 0.1064), 16: (0.1319, 0.1122), 32: (0.1446, 0.1210)}
+DAMPED_THRESHOLDS = {8: (0.1204, 0.1027), 16: (0.1283, 0.1088), 32: (0.1400, 0.1182)}
+
+
+def chosen(batch: int, *, damped: bool) -> Iterator[tuple[Demand, OEA, Lynx]]:
+    """The policies that are tested, each with those that it is compared with."""
+    damping, row_power = (0.5, 0.5) if damped else (0.0, 0.0)
+    thresholds = (DAMPED_THRESHOLDS if damped else THRESHOLDS)[batch]
+    for threshold, k0, alpha in zip(thresholds, OEA_K0, LYNX_ALPHAS[batch], strict=True):
+        yield (
+            Demand(threshold, row_power=row_power, damping=damping),
+            OEA(k0, damping=damping),
+            Lynx(alpha, 4, floor=2, damping=damping),
+        )
 
 
 def windows_of(file: Path, tokenizer: Tokenizer, rows: int) -> np.ndarray:
@@ -118,13 +121,14 @@ def paired(differences: np.ndarray, batch: int) -> dict[str, float]:
             "batches": float(errors[1])}  # fmt: skip
 
 
-def compare(bench: Bench, batch: int) -> dict[str, object]:
-    """One batch size: every policy's cost over plain top-k, and Demand's over the others'."""
+def compare(bench: Bench, batch: int, policies: Iterable[tuple[Policy, ...]]) -> dict[str, object]:
+    """One batch size: every policy's cost over plain top-k, and the first's of each over the
+    others'."""
     plain = bench.plain
     entropy = float(plain.cross_entropy.mean())
     print(f"B={batch}: top-k {entropy:.4f} nats, {plain.experts:.2f} experts")
     rows = []
-    for tested, *rivals in CHOSEN[batch]:
+    for tested, *rivals in policies:
         ours = bench.measure(tested)
         rows.append(_row(tested, ours, plain, batch))
         for policy in rivals:
@@ -156,6 +160,7 @@ def _text(values: dict[str, float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--text", type=Path, required=True, help="JSON lines of domain and text")
+    parser.add_argument("--damped", action="store_true", help="all three damped by 0.5")
     parser.add_argument("--model", default="demo")
     parser.add_argument("--batch", default="8,16,32", help="out of 8, 16 and 32")
     parser.add_argument("--windows", type=int, default=1920, help="a multiple of every batch")
@@ -166,7 +171,8 @@ def main() -> None:
     windows = windows_of(args.text, load(args.model).tokenizer, args.windows)
     results = []
     for batch in map(int, args.batch.split(",")):
-        results.append(compare(Bench(model, windows, batch), batch))
+        policies = chosen(batch, damped=args.damped)
+        results.append(compare(Bench(model, windows, batch), batch, policies))
         if args.out:
             args.out.write_text(json.dumps(results, indent=1) + "\n")
 

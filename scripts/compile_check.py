@@ -45,7 +45,7 @@ def main() -> int:
     parser.add_argument(
         "--policies",
         nargs="+",
-        default=["off", "lynx", "oea:k0=4", "xshare:budget=32"],
+        default=["off", "demand", "lynx", "oea:k0=4", "xshare:budget=32"],
         help="of decode steps",
     )
     parser.add_argument("--modes", nargs="+", default=["lynx"], help="of the routing kernel")

@@ -7,8 +7,8 @@ from lynx_jax.policy_spec import parse_policy
 # Bins per logit and last bin: the authors' pairs, and between them.
 _LYNX = ((0.7, 1), (1, 1), (1.5, 2), (2.25, 3), (3, 2), (3, 4))
 _BUDGET_SHARES = (0.375, 0.5, 0.625, 0.75)
-# Of a row's even share, 1/k.
-_THRESHOLDS = (0.8, 0.95, 1.1, 1.3)
+# Of a row's even share, 1/k; Demand's own is 0.91.
+_THRESHOLDS = (0.8, 1.05, 1.25)
 
 
 def parse_policies(text: str, k: int, num_experts: int) -> dict[str, Policy]:
@@ -37,5 +37,5 @@ def sweep(k: int, num_experts: int) -> dict[str, Policy]:
     budgets = sorted({max(k, round(share * num_experts)) for share in _BUDGET_SHARES})
     xshare = [f"xshare:budget={budget}" for budget in budgets]
     demand = [f"demand:threshold={round(share / k, 4)}" for share in _THRESHOLDS]
-    names = ["off", *lynx, *oea, *xshare, *demand]
+    names = ["off", "lynx", *lynx, *oea, *xshare, "demand", *demand]
     return {name: parse_policy(name, k, num_experts) for name in names}

@@ -22,11 +22,11 @@ class Demand:
     """Experts survive by the p-norm of the gate weights that the rows give them.
 
     A row's demand for an expert of its top-k is the expert's share of the row's top-k gate weights,
-    and 0 elsewhere; with a ``row_power`` rows whose top-k holds much of the router's score count
-    more. An expert's demand is the p-norm over the rows, between their sum (p = 1) and
-    their largest (p without end): several rows that want an expert a little count together, one
-    that wants it much counts more. Each row's first expert survives in any case, and so do the k
-    experts most in demand, so that every row still uses k.
+    and 0 elsewhere; rows whose top-k holds much of the router's score count more (``row_power``).
+    An expert's demand is the p-norm over the rows, between their sum (p = 1) and their largest (p
+    without end): several rows that want an expert a little count together, one that wants it much
+    counts more. Each row's first expert survives in any case, and so do the k experts most in
+    demand, so that every row still uses k.
 
     Attributes:
       threshold: least demand that survives. 1/k is a row's even share; the larger, the fewer.
@@ -39,9 +39,9 @@ class Demand:
 
     threshold: float
     power: float = 3.0
-    row_power: float = 0.0
+    row_power: float = 0.5
     min_rows: int = 2
-    damping: float = 0.0
+    damping: float = 0.5
 
     def __post_init__(self) -> None:
         if not _LEAST <= self.threshold <= _LARGEST:
@@ -59,8 +59,8 @@ class Demand:
 
     @classmethod
     def for_model(cls, k: int, num_experts: int) -> Self:
-        """A threshold of 0.91 times a row's even share, 1/k; measured for 8 of 64 only."""
-        return cls(0.91 / k, row_power=0.5, damping=0.5)
+        """A threshold of 0.91 times a row's even share, 1/k; chosen on an 8 of 64 router."""
+        return cls(0.91 / k)
 
     def survivors(
         self,

@@ -10,6 +10,7 @@ WITHOUT_TIMES = (
     "case",
     "family",
     "rows",
+    "mode",
     "active",
     "policy",
     "ok",
@@ -22,7 +23,7 @@ WITHOUT_TIMES = (
     "failed",
     "skipped",
 )
-_HIDDEN = ("section", "case", "family", "rows", "policy", "active")
+_HIDDEN = ("section", "case", "family", "rows", "mode", "policy", "active")
 
 
 def without_times(row: Row) -> Row:

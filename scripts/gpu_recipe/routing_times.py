@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,50 +14,54 @@ from gpu_recipe.layers import layer_step, routing_step, rows_of
 from gpu_recipe.settings import Family, Settings
 from lynx_jax.pallas_kernels.expert_form import ExpertWeights
 from lynx_jax.pallas_kernels.measure import chain, microseconds_a_step, noise, random_experts
-from lynx_jax.policies import Policy
 
 
 def run(settings: Settings, seed: int, deadline: Deadline) -> Iterator[Row]:
     """Microseconds with Lynx for every family and batch, and those of the layer around it.
 
-    Layers are timed for every family at the first batch, and for the first family at all.
+    Layers are timed for every family at the first batch, and for the first family at all. With
+    Demand, which costs more, the first family is timed.
     """
     programs = Programs(settings, deadline)
     names, first = list(settings.families), settings.batches[0]
-    cases = [(name, first, True) for name in names]
-    cases += [(names[0], batch, True) for batch in settings.batches[1:]]
-    cases += [(name, batch, False) for name in names[1:] for batch in settings.batches[1:]]
-    for name, batch, with_layer in cases:
-        _compile(settings, programs, name, batch, with_layer)
+    cases = [_Case(name, first, "lynx", True) for name in names]
+    cases += [_Case(names[0], batch, "lynx", True) for batch in settings.batches[1:]]
+    cases += [_Case(names[0], batch, "demand", True) for batch in settings.batches]
+    cases += [_Case(name, batch) for name in names[1:] for batch in settings.batches[1:]]
+    for case in cases:
+        _compile(settings, programs, case)
     programs.wait()
-    for name, batch, with_layer in cases:
-        case = {"case": f"{name}, B={batch}", "family": name, "rows": batch}
-        yield attempt(case, partial(_times, settings, programs, name, batch, with_layer, seed))
+    for case in cases:
+        name, rows, mode, _ = case
+        row = {"case": f"{name}, B={rows}, {mode}", "family": name, "rows": rows, "mode": mode}
+        yield attempt(row, partial(_times, settings, programs, case, seed))
 
 
-def _lynx(family: Family) -> Policy:
-    return policies(family.router.k, family.router.experts)["lynx"]
+class _Case(NamedTuple):
+    """What is timed: a family's routing of so many rows, and the layer around it or not."""
+
+    name: str
+    rows: int
+    mode: str = "lynx"
+    with_layer: bool = False
 
 
-def _compile(
-    settings: Settings, programs: Programs, name: str, rows: int, with_layer: bool
-) -> None:
-    family, policy = settings.families[name], _lynx(settings.families[name])
-    key = _router_key(family, rows)
+def _compile(settings: Settings, programs: Programs, case: _Case) -> None:
+    family, rows = settings.families[case.name], case.rows
+    policy = policies(family.router.k, family.router.experts)[case.mode]
+    key = _router_key(family, case)
     if not programs.has(key):
         step = routing_step(settings.mosaic, family, policy)
         shapes = jax.eval_shape(partial(_routing, settings, family, rows, 0))
         programs.add(key, chain(step), *shapes, donate=(0,))
-    if with_layer:
+    if case.with_layer:
         step = layer_step(settings.mosaic, family, policy)
         shapes = jax.eval_shape(partial(_layer, settings, family, rows, 0))
-        programs.add((name, rows), chain(step), *shapes, donate=(0,))
+        programs.add(case, chain(step), *shapes, donate=(0,))
 
 
-def _times(
-    settings: Settings, programs: Programs, name: str, rows: int, with_layer: bool, seed: int
-) -> Row:
-    family = settings.families[name]
+def _times(settings: Settings, programs: Programs, case: _Case, seed: int) -> Row:
+    family, rows = settings.families[case.name], case.rows
     timed = partial(
         microseconds_a_step,
         steps=settings.steps,
@@ -65,16 +69,16 @@ def _times(
         seconds=settings.seconds,
     )
     arguments = _routing(settings, family, rows, seed)
-    routing = timed(programs.get(_router_key(family, rows)), *arguments)
-    if not with_layer:
+    routing = timed(programs.get(_router_key(family, case)), *arguments)
+    if not case.with_layer:
         return {"routing_us": routing}
-    layer = timed(programs.get((name, rows)), *_layer(settings, family, rows, seed))
+    layer = timed(programs.get(case), *_layer(settings, family, rows, seed))
     return {"routing_us": routing, "layer_us": layer, "share_of_layer": routing / layer}
 
 
-def _router_key(family: Family, rows: int) -> Any:
+def _router_key(family: Family, case: _Case) -> Any:
     """Families of equal routers share a program."""
-    return family.router, rows
+    return family.router, case.rows, case.mode
 
 
 def _bias(family: Family, seed: int) -> Array | None:

@@ -84,6 +84,7 @@ class Settings:
     decode_batches: tuple[int, ...] = (16, 1, 8, 32)
     policies: tuple[str, ...] = (
         "off",
+        "demand",
         "lynx:alpha=3,beta=4",
         "lynx:alpha=3,beta=2",
         "oea:k0=4",

@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from study_recipe.choosing import Router, curve
-from study_recipe.settings import family, rivals, shapes
+from study_recipe.settings import family, shapes
 
 _NAMES = {"lynx": "Lynx", "oea": "OEA", "xshare": "XShare", "demand": "Demand",
           "topk0": "plain top-k0"}  # fmt: skip
@@ -19,10 +19,9 @@ def frontiers(tests: Mapping[Router, Mapping[str, Any]], path: Path) -> None:
     """Rise of cross-entropy against share of experts, a panel a model."""
     figure, panels = _panels(len(tests))
     for axes, (router, test) in zip(panels, tests.items(), strict=True):
-        families = rivals(router.k, router.num_experts)
-        families["lynx"] = [name for name in test["settings"] if family(name) == "lynx"]
         for name, label in _NAMES.items():
-            members = sorted((test["settings"][s] for s in families[name]), key=_share)
+            found = (value for text, value in test["settings"].items() if family(text) == name)
+            members = sorted(found, key=_share)
             axes.errorbar(
                 [member["share"] for member in members],
                 [100 * member["rise"]["mean"] / test["cross_entropy"] for member in members],

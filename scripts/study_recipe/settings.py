@@ -27,7 +27,9 @@ def rivals(k: int, num_experts: int) -> dict[str, list[str]]:
     return {
         "oea": [f"oea:k0={k0}" for k0 in range(max(1, k // 4), k)],
         "xshare": [f"xshare:budget={budget}" for budget in budgets],
-        "demand": [f"demand:threshold={share / k:.4g}" for share in _THRESHOLDS],
+        "demand": [
+            f"demand:threshold={share / k:.4g},row_power=0,damping=0" for share in _THRESHOLDS
+        ],
         "topk0": [f"topk0:k0={k0}" for k0 in range(-(-k // 2), k)][-3:],
     }
 

@@ -63,7 +63,7 @@ def test_one_prompt_prints_its_text_and_nothing_else(
     assert run(["--prompt", "the fox", "--max-new-tokens", "7"]) == 0
     captured = capsys.readouterr()
     assert captured.out == _text(loaded, "the fox", 7) + "\n"
-    assert captured.err.count("policy Lynx") == 1
+    assert captured.err.count("policy Demand") == 1
     assert "the policy acts from 2 rows on; this batch has 1" in captured.err
 
 

@@ -36,7 +36,7 @@ def test_forms(text, policy):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "expected one of: off, lynx"),
+        ("", "expected one of: off, demand"),
         ("fast", "'fast' is not known"),
         ("off:k0=1", "takes no settings"),
         ("lynx:alpha=3", "expected a value for beta"),

@@ -23,7 +23,14 @@ ROUTERS = [
     Router("sigmoid", "own"),
     GROUPED,
 ]
-POLICIES = [TopK(), Lynx(2.0, 3), Lynx(0.7, 1, floor=0), OEA(1), XShare(8), Demand(0.4)]
+POLICIES = [
+    TopK(),
+    Lynx(2.0, 3),
+    Lynx(0.7, 1, floor=0),
+    OEA(1),
+    XShare(8),
+    Demand(0.4, row_power=0.0, damping=0.0),
+]
 
 compiled_route = jax.jit(route, static_argnames=("k", "router", "policy", "phase"))
 

@@ -62,7 +62,7 @@ def test_costs_are_nothing_for_plain_top_k_and_more_for_a_budget_of_k(monkeypatc
     assert (harsh.divergence > 0).all()
 
 
-def test_a_cheaper_demand_is_below_its_rivals(monkeypatch):
+def test_a_cheaper_demand_is_below_its_rivals():
     class Bench:
         """Demand costs 1 more than plain top-k, OEA 2."""
 
@@ -72,9 +72,17 @@ def test_a_cheaper_demand_is_below_its_rivals(monkeypatch):
             cost = 1 if isinstance(policy, Demand) else 2
             return compare_policies.Cost(np.full(4, 5.0 + cost), np.full(4, 0.1 * cost), 6.0)
 
-    monkeypatch.setitem(compare_policies.CHOSEN, 2, ((Demand(0.1), OEA(1)),))
-    ours, rival = compare_policies.compare(Bench(), 2)["policies"]
+    ours, rival = compare_policies.compare(Bench(), 2, [(Demand(0.1), OEA(1))])["policies"]
     assert [ours["rise"]["mean"], rival["rise"]["mean"]] == [1, 2]
     assert "demand_over_it" not in ours
     assert rival["demand_over_it"]["mean"] == -1
     assert np.isclose(rival["demand_over_it_kl"]["mean"], -0.1)
+
+
+@pytest.mark.parametrize(("damped", "damping"), [(False, 0), (True, 0.5)])
+@pytest.mark.parametrize("batch", [8, 16, 32])
+def test_policies_that_are_compared_are_damped_alike(batch, damped, damping):
+    groups = list(compare_policies.chosen(batch, damped=damped))
+    assert [group[1].k0 for group in groups] == [3, 4]
+    assert {policy.damping for group in groups for policy in group} == {damping}
+    assert {group[0].row_power for group in groups} == {damping}
