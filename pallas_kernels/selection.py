@@ -77,8 +77,9 @@ LEAST_SHARE = 1e-4
 
 @dataclass(frozen=True)
 class DemandSelection:
-    """The rows' first, and by the p-norm of the rows' shares the k largest and all that reach the
-    threshold; each row's shares times its top-k sum, over the batch's mean, to the ``row_power``.
+    """The rows' first, and by the power mean of the rows' shares the k largest and all that reach
+    the threshold; each row's shares times its top-k sum, over the batch's mean, to the
+    ``row_power``.
     """
 
     threshold: float

@@ -97,6 +97,7 @@ def _xshare_survivors(batch: Batch, xshare: XShareSelection) -> Array:
 
 def _demand_survivors(batch: Batch, demand: DemandSelection) -> Array:
     k = batch.spec.k
+    size = jnp.maximum(batch.num_live, 1).astype(jnp.float32)
 
     def used(tile: Tile) -> Array:
         return jnp.where(tile.live() & (tile.top_rank() < k), tile.weight(), 0.0)
@@ -107,7 +108,7 @@ def _demand_survivors(batch: Batch, demand: DemandSelection) -> Array:
     if demand.row_power:
         mass = batch.total(batch.fold(add_mass, zeros(batch.width, jnp.float32)), 2)
         mass = lax.bitcast_convert_type(mass, jnp.float32)
-        mean_mass = mass / jnp.maximum(batch.num_live, 1).astype(jnp.float32) + SMALLEST_SUM
+        mean_mass = mass / size + SMALLEST_SUM
 
     def power_of_demand(tile: Tile) -> Array:
         weight = used(tile)
@@ -119,7 +120,7 @@ def _demand_survivors(batch: Batch, demand: DemandSelection) -> Array:
         return jnp.where(asked, power_of(jnp.maximum(share, LEAST_SHARE), demand.power), 0.0)
 
     wished, favourite = _add_up(batch, power_of_demand, k0=1)
-    kept: Array = (wished >= demand.threshold**demand.power) | (favourite > 0)
+    kept: Array = (wished >= demand.threshold**demand.power * size) | (favourite > 0)
     return kept | _first_by(batch, lambda wished, _: wished, k)
 
 

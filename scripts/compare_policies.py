@@ -34,8 +34,8 @@ PROMPT, SCORED = 64, 128
 # By batch size, for OEA's k0 of 3 and 4. Demand was set to read a little less than OEA.
 OEA_K0 = (3, 4)
 LYNX_ALPHAS = {8: (6.823, 4.632), 16: (6.744, 4.498), 32: (6.706, 4.386)}
-THRESHOLDS = {8: (0.1245, 0.1064), 16: (0.1319, 0.1122), 32: (0.1446, 0.1210)}
-DAMPED_THRESHOLDS = {8: (0.1204, 0.1027), 16: (0.1283, 0.1088), 32: (0.1400, 0.1182)}
+THRESHOLDS = {8: (0.06225, 0.0532), 16: (0.05235, 0.04453), 32: (0.04555, 0.03811)}
+DAMPED_THRESHOLDS = {8: (0.0602, 0.05135), 16: (0.05092, 0.04318), 32: (0.0441, 0.03723)}
 
 
 def chosen(batch: int, *, damped: bool) -> Iterator[tuple[Demand, OEA, Lynx]]:

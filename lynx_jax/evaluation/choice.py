@@ -7,8 +7,8 @@ from lynx_jax.policy_spec import parse_policy
 # Bins per logit and last bin: the authors' pairs, and between them.
 _LYNX = ((0.7, 1), (1, 1), (1.5, 2), (2.25, 3), (3, 2), (3, 4))
 _BUDGET_SHARES = (0.375, 0.5, 0.625, 0.75)
-# Of a row's even share, 1/k; Demand's own is 0.91.
-_THRESHOLDS = (0.8, 1.05, 1.25)
+# Of the even share, 1/k; Demand's own is 0.36.
+_THRESHOLDS = (0.32, 0.42, 0.5)
 
 
 def parse_policies(text: str, k: int, num_experts: int) -> dict[str, Policy]:

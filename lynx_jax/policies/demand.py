@@ -19,17 +19,18 @@ _LEAST, _LARGEST, _LARGEST_POWER = LEAST_SHARE, 1e4, 8.0
 
 @dataclass(frozen=True)
 class Demand:
-    """Experts survive by the p-norm of the gate weights that the rows give them.
+    """Experts survive by the power mean of the gate weights that the rows give them.
 
     A row's demand for an expert of its top-k is the expert's share of the row's top-k gate weights,
     and 0 elsewhere; rows whose top-k holds much of the router's score count more (``row_power``).
-    An expert's demand is the p-norm over the rows, between their sum (p = 1) and their largest (p
-    without end): several rows that want an expert a little count together, one that wants it much
-    counts more. Each row's first expert survives in any case, and so do the k experts most in
+    An expert's demand is the power mean over the rows, between their mean (p = 1) and their largest
+    (p without end): several rows that want an expert a little count together, one that wants it
+    much counts more. Each row's first expert survives in any case, and so do the k experts most in
     demand, so that every row still uses k.
 
     Attributes:
-      threshold: least demand that survives. 1/k is a row's even share; the larger, the fewer.
+      threshold: least demand that survives; the larger, the fewer. An expert that every row uses
+        at the even share has a demand of 1/k.
       power: p.
       row_power: each row's demands are multiplied by the sum of its top-k scores, over the mean of
         that sum in the batch, to this power. 0: all rows count alike.
@@ -59,8 +60,8 @@ class Demand:
 
     @classmethod
     def for_model(cls, k: int, num_experts: int) -> Self:
-        """A threshold of 0.91 times a row's even share, 1/k; chosen on an 8 of 64 router."""
-        return cls(0.91 / k)
+        """A threshold of 0.36 times the even share, 1/k; chosen on an 8 of 64 router."""
+        return cls(0.36 / k)
 
     def survivors(
         self,
@@ -72,7 +73,7 @@ class Demand:
         top_ids = top_k(scores.choice, k)
         demands = _demands(scores.weight, top_ids, live, self.row_power)
         demand = jnp.sum(demands**self.power, axis=0)
-        kept: Array = demand >= self.threshold**self.power
+        kept: Array = demand >= self.threshold**self.power * jnp.maximum(jnp.sum(live), 1)
         kept |= expert_union(top_ids[:, :1], live, num_experts)
         most = top_k(demand[None], k)
         return kept | expert_union(most, jnp.ones(1, bool), num_experts)

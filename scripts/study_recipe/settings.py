@@ -5,9 +5,9 @@ from __future__ import annotations
 # Width of all bins together, beta / alpha, in logits.
 WIDTHS = (0.3, 0.5, 0.8, 1.25, 2.0)
 BETAS = (1, 2, 4)
-# Of N, and of a row's even share 1/k.
+# Of N, and of the even share 1/k.
 _BUDGETS = (0.5, 0.625, 0.75, 0.875)
-_THRESHOLDS = (0.75, 1.0, 1.3, 1.7)
+_THRESHOLDS = (0.298, 0.397, 0.516, 0.675)
 
 
 def lynx(width: float, beta: int, floor: int) -> str:

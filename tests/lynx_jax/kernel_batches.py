@@ -95,7 +95,7 @@ def is_clear(case, logits, live, bias):
     shares = shares / mass * (mass / mean) ** case.policy.row_power
     demand, power = np.zeros(case.experts), case.policy.power
     np.add.at(demand, own[live], shares[live] ** power)
-    demand, bound = np.sort(demand)[::-1], case.policy.threshold**power
+    demand, bound = np.sort(demand)[::-1], case.policy.threshold**power * max(live.sum(), 1)
     last, next_one = demand[case.k - 1], demand[case.k]
     at_bound = np.abs(demand / bound - 1).min() < 1e-5
     return not at_bound and (last >= bound or next_one <= last * (1 - 1e-5))

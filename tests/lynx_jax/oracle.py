@@ -70,7 +70,7 @@ def demand_survivors(
         for e in own:
             demand[e] += (float(weight[r, e]) / mass[r] * counts) ** power
     # In one list, the k-th most demanded expert sets a second bound.
-    bound = min(threshold**power, sorted(demand.values())[-k])
+    bound = min(threshold**power * len(mass), sorted(demand.values())[-k])
     sure = {e for e in demand if demand[e] > bound * (1 + 1e-5)} | favourites
     return sure, {e for e in demand if demand[e] >= bound * (1 - 1e-5)} | favourites
 

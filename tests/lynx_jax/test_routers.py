@@ -29,7 +29,7 @@ POLICIES = [
     Lynx(0.7, 1, floor=0),
     OEA(1),
     XShare(8),
-    Demand(0.4, row_power=0.0, damping=0.0),
+    Demand(0.25, row_power=0.0, damping=0.0),
 ]
 
 compiled_route = jax.jit(route, static_argnames=("k", "router", "policy", "phase"))

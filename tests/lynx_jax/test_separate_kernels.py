@@ -26,8 +26,8 @@ CASES = [
     Case(18, 60, 4, SUM_KEPT, OEA(1, damping=0.5)),
     Case(18, 16, 6, RENORMALIZED, OEA(2, min_rows=10, damping=1.0)),
     Case(18, 160, 6, DEEPSEEK_V2, XShare(24, damping=0.25)),
-    Case(18, 64, 8, DEEPSEEK_V3, Demand(0.3, power=2.5, damping=0.3), biased=True),
-    Case(18, 64, 8, DEEPSEEK_V3, Demand(0.3, row_power=0.5, damping=0.5), biased=True),
+    Case(18, 64, 8, DEEPSEEK_V3, Demand(0.094, power=2.5, row_power=0.0, damping=0.3), biased=True),
+    Case(18, 64, 8, DEEPSEEK_V3, Demand(0.114), biased=True),
 ]
 ONE_WARPGROUP = RowTiling(warpgroups=1, tiles=5)
 
@@ -56,7 +56,7 @@ def test_separate_kernels_route_as_plain_jax_does(case, seed, live_share, grid, 
 LARGE = [
     Case(65, 60, 4, SUM_KEPT, OEA(1, damping=0.5)),
     Case(65, 160, 6, DEEPSEEK_V2, XShare(48)),
-    Case(65, 64, 8, DEEPSEEK_V3, Demand(0.5, 1.0, row_power=0.5), biased=True),
+    Case(65, 64, 8, DEEPSEEK_V3, Demand(0.0077, 1.0), biased=True),
 ]
 
 
