@@ -17,7 +17,7 @@ from lynx_jax.convert.folder import read_config
 from lynx_jax.generation import GenerationBatch, GenerationResult, Generator
 from lynx_jax.loading import LoadedModel, load, resolve
 from lynx_jax.models import get_family
-from lynx_jax.policies import Policy, TopK
+from lynx_jax.policies import Demand, Policy, TopK
 from lynx_jax.policy_spec import parse_policy
 from lynx_jax.prompts import Prompt
 from lynx_jax.requests import SamplingParams
@@ -36,9 +36,7 @@ def execute(args: argparse.Namespace, prompts: Sequence[Prompt], sampling: Sampl
     with _logging_to_stderr():
         policy = _read_policy(args.model, args.policy)
         loaded = _load(args, policy)
-        rows = min(len(prompts), args.max_batch)
-        if policy != TopK() and rows < policy.min_rows:
-            _log.info("the policy acts from %d rows on; this batch has %d", policy.min_rows, rows)
+        _say_if_idle(policy, min(len(prompts), args.max_batch), loaded)
         options = {
             "max_new_tokens": args.max_new_tokens,
             "sampling": sampling,
@@ -84,6 +82,17 @@ def _read_policy(model: str, text: str) -> Policy:
     raw = read_config(resolve(model))
     config = get_family(raw["model_type"]).config_class.from_dict(raw)
     return parse_policy(text, config.num_experts_per_tok, config.num_experts)
+
+
+def _say_if_idle(policy: Policy, rows: int, loaded: LoadedModel) -> None:
+    """Log why the policy will change nothing, where that is known beforehand."""
+    if policy != TopK() and rows < policy.min_rows:
+        _log.info("the policy acts from %d rows on; this batch has %d", policy.min_rows, rows)
+    elif isinstance(policy, Demand) and loaded.config.num_experts_per_tok == 1:
+        _log.info(
+            "demand keeps every row's first expert, and a token uses one here: it saves nothing; "
+            "--policy lynx does, at a cost to measure first"
+        )
 
 
 def _load(args: argparse.Namespace, policy: Policy) -> LoadedModel:

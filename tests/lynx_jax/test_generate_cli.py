@@ -67,6 +67,18 @@ def test_one_prompt_prints_its_text_and_nothing_else(
     assert "the policy acts from 2 rows on; this batch has 1" in captured.err
 
 
+def test_a_policy_that_saves_nothing_where_a_token_uses_one_expert_says_so(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    says = "demand keeps every row's first expert"
+    assert run([*_TWO, "--max-new-tokens", "2"]) == 0
+    assert says not in capsys.readouterr().err
+    monkeypatch.setattr(loaded.config, "num_experts_per_tok", 1)
+    for policy, expected in (("demand", 1), ("lynx:alpha=1,beta=1", 0)):
+        assert run([*_TWO, "--max-new-tokens", "2", "--policy", policy]) == 0
+        assert capsys.readouterr().err.count(says) == expected
+
+
 def test_one_prompt_streams(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[str] = []
 
