@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from lynx_jax.errors import InputError
-from lynx_jax.mosaic_backend import MosaicBackend, RaggedBackend, installed_ragged_dot
+from lynx_jax.mosaic_backend import MosaicBackend, RaggedBackend
 from lynx_jax.pallas_kernels.expert_ffn import (
     dense_over_active,
     expert_ffn_reference,
@@ -217,7 +217,4 @@ def _loop(device: jax.Device) -> LoopBackend:
 
 
 def _mosaic(device: jax.Device) -> MosaicBackend:
-    ragged_dot = installed_ragged_dot()
-    many = _loop(device) if ragged_dot is None else RaggedBackend(ragged_dot)
-    _log.info("experts of prefill and of more than 64 rows: %s", many.name)
-    return MosaicBackend(device_family(device.device_kind), many)
+    return MosaicBackend(device_family(device.device_kind), RaggedBackend(_loop(device)))

@@ -1,7 +1,5 @@
 """Routing and experts by Mosaic GPU kernels in decode; grouped matrix products for many rows."""
 
-import functools
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,7 +11,7 @@ from lynx_jax.pallas_kernels.expert_form import ExpertForm, ExpertWeights
 from lynx_jax.pallas_kernels.expert_kernels import expert_ffn
 from lynx_jax.pallas_kernels.expert_limits import MAX_ROWS
 from lynx_jax.pallas_kernels.expert_tiles import TileKey, expert_tiles
-from lynx_jax.pallas_kernels.ragged import RaggedDot, ragged_by_expert
+from lynx_jax.pallas_kernels.ragged import MAX_EXPERTS, ragged_by_expert
 from lynx_jax.routing import Phase, Routing, route
 
 # As functions of their own, the kernels of all layers of a step are lowered once.
@@ -21,6 +19,7 @@ _route = jax.jit(
     kernel_routing.route, static_argnames=("k", "router", "policy", "phase", "interpret")
 )
 _expert_ffn = jax.jit(expert_ffn, static_argnames=("form", "slots", "tiles", "interpret"))
+_ragged_by_expert = jax.jit(ragged_by_expert, static_argnames="form")
 
 
 @dataclass(frozen=True)
@@ -68,13 +67,13 @@ class MosaicBackend:
 
 @dataclass(frozen=True)
 class RaggedBackend:
-    """Rows grouped by expert for a grouped matrix product, on devices that have a fast one.
+    """Rows grouped by expert for grouped matrix products, on Hopper GPUs.
 
     Attributes:
-      ragged_dot: that product.
+      loop: the backend of layers with more experts than these products take.
     """
 
-    ragged_dot: RaggedDot
+    loop: Callable[..., Array]
     name: str = "ragged"
     split: bool = False
 
@@ -89,24 +88,7 @@ class RaggedBackend:
         form: ExpertForm,
         phase: Phase,
     ) -> Array:
-        del phase
-        return ragged_by_expert(
-            x,
-            routing.ids,
-            routing.weights,
-            routing.live,
-            weights,
-            form,
-            ragged_dot=self.ragged_dot,
-        )
-
-
-@functools.cache
-def installed_ragged_dot() -> RaggedDot | None:
-    """tokamax's grouped matrix product, where the extra ``grouped`` is installed."""
-    if importlib.util.find_spec("tokamax") is None:
-        return None
-    import tokamax
-
-    product: RaggedDot = tokamax.ragged_dot_general
-    return product
+        if len(weights.gate_up) > MAX_EXPERTS:
+            return self.loop(x, routing, weights, form=form, phase=phase)
+        y: Array = _ragged_by_expert(x, routing.ids, routing.weights, routing.live, weights, form)
+        return y

@@ -1,23 +1,16 @@
-"""Experts of many rows: rows sorted by expert, two grouped matrix products."""
+"""Experts of many rows on Hopper GPUs: rows sorted by expert, two grouped matrix products."""
 
-from collections.abc import Callable
-
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from lynx_jax.pallas_kernels.expert_form import ExpertForm, ExpertWeights
 
-# [rows, inputs] with [experts, outputs, inputs], the layout that weights have here.
-_BY_EXPERT = jax.lax.RaggedDotDimensionNumbers(  # type: ignore[no-untyped-call]
-    dot_dimension_numbers=(([1], [2]), ([], [])),
-    lhs_ragged_dimensions=[0],
-    rhs_group_dimensions=[0],
-)
-
-
-# ``jax.lax.ragged_dot_general``, or a kernel that takes the same arguments.
-type RaggedDot = Callable[..., Array]
+# JAX's kernel holds all group sizes in registers: with more experts these spill.
+MAX_EXPERTS = 192
+# Rows and inputs of a tile; outputs of a tile up to so many experts, and beyond.
+_ROWS, _INPUTS = 64, 64
+_FEW_EXPERTS, _OUTPUTS_OF_FEW, _OUTPUTS = 128, 128, 64
+_PIPELINE_DEPTH = 4
 
 
 def ragged_by_expert(
@@ -27,8 +20,6 @@ def ragged_by_expert(
     live: Bool[Array, " rows"],
     experts: ExpertWeights,
     form: ExpertForm,
-    *,
-    ragged_dot: RaggedDot,
 ) -> Float[Array, "rows width"]:
     """Each row for the experts that it chose; a row's k outputs are summed in the order of ``ids``.
 
@@ -37,9 +28,8 @@ def ragged_by_expert(
       ids: k distinct experts a row.
       weights: float32 weights of ``ids``.
       live: rows that count.
-      experts: stacked arrays.
+      experts: stacked arrays, of up to ``MAX_EXPERTS`` experts whose D and F are multiples of 64.
       form: what one expert computes.
-      ragged_dot: multiplies.
     """
     gate_up, down = jnp.asarray(experts.gate_up), jnp.asarray(experts.down)
     num_experts, k = len(gate_up), ids.shape[1]
@@ -53,7 +43,7 @@ def ragged_by_expert(
         inputs = (weight * inputs.astype(jnp.float32)).astype(x.dtype)
 
     def product(inputs: Array, matrices: Array, bias: Array | None) -> Array:
-        y = ragged_dot(inputs, matrices, sizes, _BY_EXPERT, preferred_element_type=jnp.float32)
+        y = grouped_product(inputs, matrices, sizes).astype(jnp.float32)
         return y if bias is None else y + bias[expert].astype(jnp.float32)
 
     h = product(inputs, gate_up, experts.gate_up_bias)
@@ -62,3 +52,34 @@ def ragged_by_expert(
         y = weight * y
     y = jnp.where((expert < num_experts)[:, None], y, 0.0)
     return jnp.sum(y[jnp.argsort(order)].reshape(*ids.shape, -1), axis=1).astype(x.dtype)
+
+
+def grouped_product(
+    rows: Float[Array, "rows inputs"],
+    matrices: Float[Array, "groups outputs inputs"],
+    sizes: Int[Array, " groups"],
+) -> Float[Array, "rows outputs"]:
+    """Each row times its group's matrix, in the dtype of ``rows``, by the kernel that JAX ships.
+
+    Args:
+      rows: ordered by group; those after the last group are not computed.
+      matrices: read where they lie, neither copied nor transposed.
+      sizes: int32 rows of each group.
+    """
+    # On use: it imports what JAX tests itself with.
+    from jax.experimental.pallas.ops.gpu.ragged_dot_mgpu import ragged_dot
+
+    groups, outputs, _ = matrices.shape
+    wide = groups <= _FEW_EXPERTS and outputs % _OUTPUTS_OF_FEW == 0
+    y: Array = ragged_dot(
+        jnp.pad(rows, ((0, -len(rows) % _ROWS), (0, 0))),
+        matrices,
+        group_sizes=sizes,
+        block_m=_ROWS,
+        block_n=_OUTPUTS_OF_FEW if wide else _OUTPUTS,
+        block_k=_INPUTS,
+        max_concurrent_steps=_PIPELINE_DEPTH,
+        grid_block_n=1,
+        transpose_rhs=True,
+    )
+    return y[: len(rows)]

@@ -18,6 +18,7 @@ h200.prepare()
 
 from compile_recipe.case import Case, problems, report  # noqa: E402
 from compile_recipe.expert_cases import expert_cases  # noqa: E402
+from compile_recipe.grouped_cases import grouped_cases  # noqa: E402
 from compile_recipe.routing_cases import routing_cases  # noqa: E402
 from compile_recipe.step_cases import BACKENDS, step_cases  # noqa: E402
 
@@ -37,9 +38,10 @@ def main() -> int:
     parser.add_argument(
         "--parts",
         nargs="+",
-        default=["steps", "routing", "experts"],
-        choices=["steps", "routing", "experts"],
-        help="what to compile (default: all): decode steps, routing kernel, expert kernels",
+        default=["steps", "routing", "experts", "grouped"],
+        choices=["steps", "routing", "experts", "grouped"],
+        help="what to compile (default: all): decode steps, routing kernel, expert kernels, and "
+        "experts of 512 rows by grouped products",
     )
     parser.add_argument("--rows", type=int, nargs="+", default=[16], help="batch sizes")
     parser.add_argument(
@@ -57,6 +59,7 @@ def main() -> int:
         "steps": step_cases(options.rows, options.policies, options.backend),
         "routing": routing_cases(options.rows, options.modes),
         "experts": expert_cases(options.rows),
+        "grouped": grouped_cases(),
     }
     found = list(check(chain.from_iterable(cases[part] for part in options.parts)))
     for problem in found:

@@ -58,20 +58,23 @@ def _tiles(rows: int, experts: int, width: int, hidden: int) -> ExpertTiles:
 
 
 def _shapes(rows: int, family: ExpertShape) -> tuple[Any, ...]:
-    experts, _, width, hidden, _ = family
-
-    def shape(*sizes: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(sizes, dtype)
-
+    experts, width = family.experts, family.width
     return (
-        shape(rows, width),
-        shape(rows, experts, dtype=jnp.float32),
-        shape(experts, dtype=jnp.int32),
-        shape(dtype=jnp.int32),
-        ExpertWeights(
-            shape(experts, 2 * hidden, width),
-            shape(experts, width, hidden),
-            shape(experts, 2 * hidden) if family.biased else None,
-            shape(experts, width) if family.biased else None,
-        ),
+        jax.ShapeDtypeStruct((rows, width), jnp.bfloat16),
+        jax.ShapeDtypeStruct((rows, experts), jnp.float32),
+        jax.ShapeDtypeStruct((experts,), jnp.int32),
+        jax.ShapeDtypeStruct((), jnp.int32),
+        weight_shapes(family),
+    )
+
+
+def weight_shapes(family: ExpertShape) -> ExpertWeights:
+    """Shapes of a layer's stacks of experts."""
+    experts, _, width, hidden, _ = family
+    shape = partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
+    return ExpertWeights(
+        shape((experts, 2 * hidden, width)),
+        shape((experts, width, hidden)),
+        shape((experts, 2 * hidden)) if family.biased else None,
+        shape((experts, width)) if family.biased else None,
     )

@@ -44,6 +44,8 @@ def run(settings: Settings, seed: int, deadline: Deadline) -> Iterator[Row]:
         yield attempt(case, check)
     others = [(name, rows) for name in names[1:]]
     others += [(names[0], batch) for batch in settings.batches[1:]]
+    if settings.many is not None:
+        others += [(name, settings.many) for name in names[:4]]
     yield from _experts(settings, seed, deadline, others)
 
 

@@ -10,7 +10,7 @@ from compile_recipe.step_cases import QWEN3_30B
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from lynx_jax.backends import LoopBackend
-from lynx_jax.mosaic_backend import MosaicBackend
+from lynx_jax.mosaic_backend import MosaicBackend, RaggedBackend
 from lynx_jax.pallas_kernels.expert_shapes import FAMILIES, ExpertShape
 
 
@@ -51,7 +51,7 @@ class Settings:
       interpret: kernels are interpreted on CPU; nothing such a run times means anything.
       families: of the checks and of routing's times.
       batches: B of those; the first is the one that layers are timed at, too.
-      many: B of the routing of large batches, or None to leave it out.
+      many: B of the checks of large batches, or None to leave them out.
       modes: of the routing kernel in checks.
       measured: families of the experts' times.
       active: distinct experts that those are timed with, as far as a layer has them.
@@ -95,8 +95,8 @@ class Settings:
 
     @property
     def mosaic(self) -> MosaicBackend:
-        """The kernels; larger batches go to the loop."""
-        return MosaicBackend(self.device, self.loop)
+        """The kernels, and grouped products for larger batches."""
+        return MosaicBackend(self.device, RaggedBackend(self.loop))
 
     @property
     def loop(self) -> LoopBackend:

@@ -22,14 +22,15 @@ from lynx_jax.loading import load
 from lynx_jax.models import get_family
 from lynx_jax.mosaic_backend import MosaicBackend, RaggedBackend
 from lynx_jax.pallas_kernels.expert_form import ExpertForm, ExpertWeights
+from lynx_jax.pallas_kernels.ragged import MAX_EXPERTS
 from lynx_jax.policies import Lynx
 from lynx_jax.routers import Router
 from lynx_jax.routing import Phase, route
 from tests.models.golden import GOLDEN, decode
 
 LOOP = LoopBackend(split=False)
-MOSAIC = MosaicBackend("H200", LOOP)
-RAGGED = RaggedBackend(jax.lax.ragged_dot_general)
+RAGGED = RaggedBackend(LOOP)
+MOSAIC = MosaicBackend("H200", RAGGED)
 N, K, D, F = 6, 2, 64, 64
 CHANGES = {
     "hidden_size": D,
@@ -94,6 +95,26 @@ def test_it_equals_the_reference(backend, form, bias):
     arguments = layer(9, bias=bias)
     wanted = compute(ReferenceBackend(), arguments, form, Phase.DECODE)
     assert_one_rounding(compute(backend, arguments, form, Phase.DECODE), wanted)
+
+
+@pytest.mark.parametrize("rows", [1, 64, 200])
+def test_rows_in_any_number_are_grouped(rows):
+    arguments = layer(rows, seed=rows)
+    wanted = compute(ReferenceBackend(), arguments, ExpertForm(), Phase.PREFILL)
+    assert_one_rounding(compute(RAGGED, arguments, ExpertForm(), Phase.PREFILL), wanted)
+
+
+@pytest.mark.parametrize(("experts", "looped"), [(MAX_EXPERTS, False), (MAX_EXPERTS + 1, True)])
+def test_layers_of_too_many_experts_go_to_the_loop(experts, looped):
+    def loop(x, *arguments, **settings):
+        return x + 1
+
+    x, routing, _ = layer(4)
+    zeros = partial(jnp.zeros, dtype=jnp.bfloat16)
+    weights = ExpertWeights(zeros((experts, 2 * F, D)), zeros((experts, D, F)))
+    run = partial(RaggedBackend(loop), form=ExpertForm(), phase=Phase.PREFILL)
+    found = str(jax.make_jaxpr(run)(x, routing, weights))
+    assert ("wgmma" not in found) == looped
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,12 @@ def test_kernels_are_checked():
     assert rows["routing tiny, B=2, lynx"]["equal"]
 
 
+def test_experts_of_many_rows_are_checked():
+    row = kernel_checks.check_experts(TINY, TINY_FAMILY, 65, 1, Deadline(1e4))
+    assert row["ok"]
+    assert row["repeatable"]
+
+
 @pytest.mark.usefixtures("plain")
 def test_routing_and_its_layer_are_timed():
     rows, timed = rows_of(routing_times)
