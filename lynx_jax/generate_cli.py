@@ -192,8 +192,6 @@ def _check_options(args: argparse.Namespace) -> None:
             raise InputError(f"expected {flag} of at least 1, got {getattr(args, name)}")
     if "" in args.stop:
         raise InputError("expected --stop with at least one character, got an empty text")
-    if args.compare and args.policy in ("off", "topk"):
-        raise InputError("--compare needs a policy to compare with off; give another --policy")
 
 
 def _read_prompts(args: argparse.Namespace) -> list[Prompt]:

@@ -14,6 +14,7 @@ import jax
 
 from lynx_jax.comparison import Comparison, compare
 from lynx_jax.convert.folder import read_config
+from lynx_jax.errors import InputError
 from lynx_jax.generation import GenerationBatch, GenerationResult, Generator
 from lynx_jax.loading import LoadedModel, load, resolve
 from lynx_jax.models import get_family
@@ -35,6 +36,8 @@ def execute(args: argparse.Namespace, prompts: Sequence[Prompt], sampling: Sampl
         sys.stdout.reconfigure(errors="replace")
     with _logging_to_stderr():
         policy = _read_policy(args.model, args.policy)
+        if args.compare and policy == TopK():
+            raise InputError("--compare needs a policy to compare with off; give another --policy")
         loaded = _load(args, policy)
         _say_if_idle(policy, min(len(prompts), args.max_batch), loaded)
         options = {
@@ -90,8 +93,8 @@ def _say_if_idle(policy: Policy, rows: int, loaded: LoadedModel) -> None:
         _log.info("the policy acts from %d rows on; this batch has %d", policy.min_rows, rows)
     elif isinstance(policy, Demand) and loaded.config.num_experts_per_tok == 1:
         _log.info(
-            "demand keeps every row's first expert, and a token uses one here: it saves nothing; "
-            "--policy lynx does, at a cost to measure first"
+            "demand keeps every row's first expert, and a token uses one here, so it saves "
+            "nothing; --policy lynx can save, at a cost to measure first"
         )
 
 

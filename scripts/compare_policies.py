@@ -1,6 +1,6 @@
 """Is policy demand better than OEA and Lynx where they read as many experts?
 
-    python scripts/compare_policies.py --text FILE [--damped] [--batch 8,16,32] [--out FILE]
+    python scripts/compare_policies.py --text FILE [--damped] [--batch 8 16 32] [--out FILE]
 
 A test whose settings were fixed beforehand, on other text (the first halves of the demo recipe's
 held-out domains): for each batch size OEA's k0 sets the number of distinct experts, and Demand's
@@ -23,6 +23,7 @@ import numpy as np
 from tqdm import tqdm
 
 from lynx_jax.backends import LoopBackend
+from lynx_jax.errors import InputError
 from lynx_jax.evaluation.forced import ForcedBatch, ForcedDecoder
 from lynx_jax.evaluation.texts import read_documents
 from lynx_jax.loading import load, load_model
@@ -65,7 +66,7 @@ def windows_of(file: Path, tokenizer: Tokenizer, rows: int) -> np.ndarray:
         dealt += [(turn, domain, row) for turn, row in enumerate(rng.permutation(windows))]
     dealt.sort(key=lambda item: item[:2])
     if len(dealt) < rows:
-        raise SystemExit(f"expected at most {len(dealt)} windows of this text, got {rows}")
+        raise InputError(f"{file}: expected {rows} windows of text, got {len(dealt)} (--windows)")
     return rng.permutation(np.stack([row for _, _, row in dealt[:rows]]))
 
 
@@ -160,17 +161,34 @@ def _text(values: dict[str, float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--text", type=Path, required=True, help="JSON lines of domain and text")
-    parser.add_argument("--damped", action="store_true", help="all three damped by 0.5")
+    parser.add_argument(
+        "--damped", action="store_true", help="all three damped by 0.5, Demand's rows weighed"
+    )
     parser.add_argument("--model", default="demo")
-    parser.add_argument("--batch", default="8,16,32", help="out of 8, 16 and 32")
-    parser.add_argument("--windows", type=int, default=1920, help="a multiple of every batch")
+    parser.add_argument(
+        "--batch", type=int, nargs="+", choices=sorted(THRESHOLDS), default=sorted(THRESHOLDS)
+    )
+    parser.add_argument(
+        "--windows", type=int, default=1920, help="a multiple of every batch, at least twice it"
+    )
     parser.add_argument("--out", type=Path, help="write the results as JSON too")
     args = parser.parse_args()
+    for batch in args.batch:
+        if args.windows < 2 * batch or args.windows % batch:
+            parser.error(f"expected --windows of 2 or more times {batch}, got {args.windows}")
+    try:
+        run(args)
+    except InputError as e:
+        parser.error(str(e))
+
+
+def run(args: argparse.Namespace) -> None:
+    """Compare as the options ask; the results of each batch size are written as they come."""
     # One stacked array for all experts compiles several times faster than an array an expert.
     model = load_model(args.model, backend=LoopBackend(split=False))
     windows = windows_of(args.text, load(args.model).tokenizer, args.windows)
     results = []
-    for batch in map(int, args.batch.split(",")):
+    for batch in args.batch:
         policies = chosen(batch, damped=args.damped)
         results.append(compare(Bench(model, windows, batch), batch, policies))
         if args.out:

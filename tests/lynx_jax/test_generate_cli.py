@@ -204,6 +204,7 @@ def test_stop_strings_and_sampling_reach_generation(
         (["--prompt", "a", "--top-p", "0.9"], "--top-p has no effect at temperature 0"),
         (["--prompt", "a", "--stop", ""], "--stop with at least one character"),
         (["--prompt", "a", "--policy", "off", "--compare"], "--compare needs a policy"),
+        (["--prompt", "a", "--policy", " off", "--compare"], "--compare needs a policy"),
         (["--prompt", "a", "--policy", "nonsense"], "'nonsense' is not known"),
         (["--prompt", "a", "--policy", "lynx:alpha=x,beta=2"], "expected alpha as a number"),
         (["--prompt", "a", "--policy", "xshare:budget=3"], "expected a budget from k=4"),

@@ -1,3 +1,4 @@
+import inspect
 import logging
 
 import pytest
@@ -7,7 +8,8 @@ from lynx_jax.comparison import agreement, compare
 from lynx_jax.errors import InputError
 from lynx_jax.generation import GenerationResult, Generator, generate
 from lynx_jax.loading import LoadedModel
-from lynx_jax.policies import OEA, Lynx, TopK
+from lynx_jax.policies import OEA, Demand, Lynx, TopK
+from lynx_jax.policy_forms import DEFAULT_POLICY
 from lynx_jax.requests import SamplingParams
 from lynx_jax.tokenizer import Tokenizer
 from tests.lynx_jax.conftest import byte_fallback_backend
@@ -186,9 +188,15 @@ def test_agreement(a: tuple[int, ...], b: tuple[int, ...], before: int, share: f
 
 
 def test_policies_are_given_as_values_or_text(loaded: LoadedModel) -> None:
+    assert Generator(loaded).policy == Demand.for_model(4, 64)
     assert Generator(loaded, policy="off").policy == TopK()
     assert Generator(loaded, policy="lynx").policy == Lynx.for_model(4, 64)
     assert Generator(loaded, policy=OEA(2)).policy == OEA(2)
+
+
+def test_every_way_in_has_the_same_default() -> None:
+    for function in (lynx_jax.generate, lynx_jax.compare, Generator):
+        assert inspect.signature(function).parameters["policy"].default == DEFAULT_POLICY
 
 
 def test_generate_is_a_function_of_the_package(loaded: LoadedModel) -> None:

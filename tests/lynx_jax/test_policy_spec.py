@@ -19,7 +19,7 @@ from lynx_jax.policy_spec import parse_policy
         (" lynx: alpha=3, beta=4 ,floor=1,min_rows=3", Lynx(3.0, 4, floor=1, min_rows=3)),
         ("lynx:preset=authors", Lynx(3.0, 4)),
         ("lynx:floor=2, preset=authors", Lynx(3.0, 4, floor=2)),
-        ("demand", Demand.for_model(8, 64)),
+        ("demand", Demand(0.045, power=3.0, row_power=0.5, damping=0.5)),
         ("demand:power=2", dataclasses.replace(Demand.for_model(8, 64), power=2.0)),
         ("demand:threshold=0.125,min_rows=4", Demand(0.125, min_rows=4)),
         ("oea:k0=4", OEA(4)),

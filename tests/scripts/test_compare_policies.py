@@ -8,6 +8,7 @@ import pytest
 import tokenizers
 from flax import nnx
 
+from lynx_jax.errors import InputError
 from lynx_jax.policies import OEA, Demand, TopK, XShare
 from lynx_jax.tokenizer import Tokenizer
 from tests.models import golden
@@ -35,7 +36,7 @@ def test_windows_do_not_overlap_and_domains_take_turns(text):
     assert len(np.unique(windows)) == windows.size
     assert (np.diff(windows, axis=1) == 1).all()
     assert sum(window[0] >= 3000 for window in windows) == 3
-    with pytest.raises(SystemExit, match="at most 12 windows"):
+    with pytest.raises(InputError, match="13 windows of text, got 12"):
         compare_policies.windows_of(text, Tokenizer(backend, {}), 13)
 
 
@@ -86,3 +87,23 @@ def test_policies_that_are_compared_are_damped_alike(batch, damped, damping):
     assert [group[1].k0 for group in groups] == [3, 4]
     assert {policy.damping for group in groups for policy in group} == {damping}
     assert {group[0].row_power for group in groups} == {damping}
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--batch", "7"], "invalid choice"),
+        (["--batch", "x"], "invalid int"),
+        (["--batch", "8", "--windows", "12"], "2 or more times 8, got 12"),
+        (["--batch", "8", "--windows", "8"], "2 or more times 8, got 8"),
+        ([], "nowhere.jsonl"),
+    ],
+)
+def test_nonsense_ends_in_one_line(options, says, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["compare_policies.py", "--text", "nowhere.jsonl", *options])
+    with pytest.raises(SystemExit) as ended:
+        compare_policies.main()
+    assert ended.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "error: " in last
+    assert says in last
