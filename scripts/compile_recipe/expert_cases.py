@@ -10,15 +10,16 @@ import jax.numpy as jnp
 from compile_recipe.case import Case
 from lynx_jax.pallas_kernels.expert_form import ExpertWeights
 from lynx_jax.pallas_kernels.expert_kernels import expert_ffn
+from lynx_jax.pallas_kernels.expert_limits import MAX_ROWS
 from lynx_jax.pallas_kernels.expert_shapes import FAMILIES, ExpertShape
 from lynx_jax.pallas_kernels.expert_tiles import ExpertTiles, TileKey, expert_tiles
 
 
 def expert_cases(rows: list[int]) -> Iterator[Case]:
-    """Every family's experts for every batch size."""
+    """Every family's experts for every batch size that the kernels take."""
     for name, family in FAMILIES.items():
         experts, _, width, hidden, form = family
-        for batch in rows:
+        for batch in (size for size in rows if size <= MAX_ROWS):
             yield Case(
                 f"experts {name}, B={batch}",
                 partial(
@@ -34,12 +35,16 @@ def expert_cases(rows: list[int]) -> Iterator[Case]:
 
 
 def activation_bytes(rows: int, family: ExpertShape) -> int:
-    """What the expert kernels have to keep of a batch, all of it at once.
+    """What a layer's experts have to keep of a batch, all of it at once.
 
-    Rows are padded to a multiple of 8. Hidden activations of every slot in bfloat16 and, where
-    their sums over D are split, the parts in float32; the parts of the down projection and their
-    sum in float32; rows and combine weights, padded and transposed.
+    In the kernels, rows are padded to a multiple of 8. Hidden activations of every slot in bfloat16
+    and, where their sums over D are split, the parts in float32; the parts of the down projection
+    and their sum in float32; rows and combine weights, padded and transposed. Of more rows than the
+    kernels take, what grouped products keep of every row and expert: inputs, hidden activations
+    before and after the activation function, and outputs, in bfloat16 and float32.
     """
+    if rows > MAX_ROWS:
+        return 6 * rows * family.k * (2 * family.width + 3 * family.hidden)
     experts, _, width, hidden, _ = family
     tiles = _tiles(rows, experts, width, hidden)
     padded, slots = _padded(rows), family.slots(rows)

@@ -53,6 +53,9 @@ def policies(k: int, experts: int) -> dict[str, Policy]:
     }
 
 
+MODES = tuple(policies(2, 8))
+
+
 def routing_cases(rows: list[int], modes: list[str]) -> Iterator[Case]:
     """Every family's routing for every batch size and mode."""
     for family, layer in LAYERS.items():

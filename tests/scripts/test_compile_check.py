@@ -1,6 +1,7 @@
 """Compiling for an H200; needs the ``compile`` extra, without which those tests are skipped."""
 
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,34 @@ for case in (
     found = list(problems(case, h200.compile_for_h200(case.function, *case.arguments)))
     print(case.name, len(found), *found)
 """
+
+# Runs the command once for each list of options, without the compiler: prints what it would compile
+# or its error, and how it ended.
+OPTIONS = """
+import contextlib, json, sys
+import compile_check
+
+def listed(cases):
+    print(*(case.name for case in cases), sep="; ")
+    return ()
+
+compile_check.check = listed
+for sys.argv[1:] in json.loads(sys.argv[1]):
+    with contextlib.redirect_stderr(sys.stdout):
+        try:
+            print(compile_check.main())
+        except SystemExit as e:
+            print(e.code)
+"""
+STEPS = ["steps", "--rows", "1", "--policies", "off"]
+NONSENSE = [
+    (["--modes", "foo"], "invalid choice: 'foo' (choose from 'off', 'lynx'"),
+    ([*STEPS, "foo"], "policy 'foo' is not known; expected one of: off, demand"),
+    ([*STEPS, "oea:k0=9"], "expected k0 of at most k=8, the experts a token uses, got 9"),
+    (["steps", "--rows", "16", "0"], "expected --rows from 1 to 32767, got 0"),
+    (["routing", "--rows", "32768"], "expected --rows from 1 to 32767, got 32768"),
+    (["experts", "--rows", "65"], "expected --rows from 1 to 64 for expert kernels, got 65; give"),
+]
 
 
 def run(*command: str) -> list[str]:
@@ -125,6 +154,26 @@ def test_copies_of_weights_are_found_in_a_program(where: str, line: str, found: 
 def test_a_program_without_the_weights_is_no_proof() -> None:
     with pytest.raises(ValueError, match="no stack of experts"):
         list(weight_copies(HLO, (4, 8, 9)))
+
+
+@needs_compiler
+def test_options_are_seen_through_before_anything_is_compiled() -> None:
+    """Nonsense ends in one line; what a part does not have at a batch size is left out."""
+    nonsense = [
+        ["--parts", *options] if options[0][0] != "-" else options for options, _ in NONSENSE
+    ]
+    good = [["--rows", "128"], ["--parts", "experts", "--rows", "64", "65"]]
+    lines = run("-c", OPTIONS, json.dumps([*nonsense, *good]))
+    assert lines[1::2] == ["2"] * len(nonsense) + ["0"] * len(good)
+    *errors, large, experts = lines[::2]
+    for error, (_, says) in zip(errors, NONSENSE, strict=True):
+        assert error.startswith("error: ")
+        assert says in error
+    kinds = {name.split()[0] for name in large.split("; ")}
+    assert kinds == {"step", "routing", "grouped"}
+    assert "step demo, B=128, demand, mosaic" in large
+    assert "routing DeepSeek-V3, B=128, lynx; routing DeepSeek-V3, B=128, demand" in large
+    assert {name.rpartition("=")[2] for name in experts.split("; ")} == {"64"}
 
 
 @needs_compiler
