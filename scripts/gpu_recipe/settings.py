@@ -52,7 +52,7 @@ class Settings:
       families: of the checks and of routing's times.
       batches: B of those; the first is the one that layers are timed at, too.
       many: B of the checks of large batches, or None to leave them out.
-      modes: of the routing kernel in checks.
+      modes: of the routing kernel in checks; the first at every family and batch.
       measured: families of the experts' times.
       active: distinct experts that those are timed with, as far as a layer has them.
       steps: of a timed program.
@@ -72,7 +72,7 @@ class Settings:
     families: Mapping[str, Family] = field(default_factory=_families)
     batches: tuple[int, ...] = (16, 8, 32, 1, 64)
     many: int | None = 128
-    modes: tuple[str, ...] = ("lynx", "off", "oea", "xshare", "demand")
+    modes: tuple[str, ...] = ("demand", "lynx", "off", "oea", "xshare")
     measured: tuple[str, ...] = ("Qwen3-30B-A3B", "Mixtral-8x7B", "DeepSeek-V2-Lite")
     active: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 16, 24, 32, 48, 64, 96, 128)
     steps: int = 16

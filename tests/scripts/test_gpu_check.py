@@ -17,6 +17,7 @@ from gpu_recipe.settings import Family, Settings
 from lynx_jax.errors import InputError
 from lynx_jax.pallas_kernels.expert_shapes import FAMILIES, ExpertShape
 from lynx_jax.policies import TopK
+from lynx_jax.policy_forms import DEFAULT_POLICY
 from lynx_jax.routers import Router
 from lynx_jax.routing import route
 
@@ -128,6 +129,17 @@ def test_experts_of_many_rows_are_checked():
     row = kernel_checks.check_experts(TINY, TINY_FAMILY, 65, 1, Deadline(1e4))
     assert row["ok"]
     assert row["repeatable"]
+
+
+def test_every_family_is_checked_with_the_default_policy(monkeypatch):
+    for check in ("check_routing", "check_experts"):
+        monkeypatch.setattr(kernel_checks, check, lambda *_: {"ok": True})
+    settings = Settings()
+    cases = {row["case"] for row in kernel_checks.run(settings, 1, Deadline(1e4))}
+    for family in settings.families:
+        assert f"routing {family}, B=16, {DEFAULT_POLICY}" in cases
+    for mode in settings.modes:
+        assert f"routing Qwen3-30B-A3B, B=16, {mode}" in cases
 
 
 @pytest.mark.usefixtures("plain")
