@@ -10,8 +10,8 @@ the same windows in the same batches. ``--damped`` compares all three with subst
 Demand with its rows weighed; without it none of that is on.
 """
 
-import argparse
 import json
+from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,16 +22,19 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
+from lynx_jax.arguments import Parser
 from lynx_jax.backends import LoopBackend
+from lynx_jax.convert.folder import open_checkpoint
 from lynx_jax.errors import InputError
 from lynx_jax.evaluation.forced import ForcedBatch, ForcedDecoder
 from lynx_jax.evaluation.texts import read_documents
-from lynx_jax.loading import load, load_model
+from lynx_jax.loading import load_model, resolve
 from lynx_jax.models.decoder import DecoderForCausalLM
 from lynx_jax.policies import OEA, Demand, Lynx, Policy, TopK
 from lynx_jax.tokenizer import Tokenizer
 
 PROMPT, SCORED = 64, 128
+ROUTER = (8, 64)  # k and N of the model that the constants were chosen for
 # By batch size, for OEA's k0 of 3 and 4. Demand was set to read a little less than OEA.
 OEA_K0 = (3, 4)
 LYNX_ALPHAS = {8: (6.823, 4.632), 16: (6.744, 4.498), 32: (6.706, 4.386)}
@@ -48,6 +51,17 @@ def chosen(batch: int, *, damped: bool) -> Iterator[tuple[Demand, OEA, Lynx]]:
             Demand(threshold, row_power=row_power, damping=damping),
             OEA(k0, damping=damping),
             Lynx(alpha, 4, floor=2, damping=damping),
+        )
+
+
+def check_router(folder: Path) -> None:
+    """Raise ``InputError`` for a checkpoint that the constants were not chosen for."""
+    config = open_checkpoint(folder).config
+    router = config.num_experts_per_tok, config.num_experts
+    if router != ROUTER:
+        raise InputError(
+            "{}: expected a router of {} of {} experts, which the constants are for, "
+            "got {} of {}; leave --model out".format(folder, *ROUTER, *router)
         )
 
 
@@ -159,7 +173,7 @@ def _text(values: dict[str, float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = Parser(description=__doc__.split("\n")[0])
     parser.add_argument("--text", type=Path, required=True, help="JSON lines of domain and text")
     parser.add_argument(
         "--damped", action="store_true", help="all three damped by 0.5, Demand's rows weighed"
@@ -176,17 +190,21 @@ def main() -> None:
     for batch in args.batch:
         if args.windows < 2 * batch or args.windows % batch:
             parser.error(f"expected --windows of 2 or more times {batch}, got {args.windows}")
+    if args.out is not None and not args.out.parent.is_dir():
+        parser.error(f"expected --out in a folder that exists, got {args.out}")
     try:
         run(args)
     except InputError as e:
         parser.error(str(e))
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: Namespace) -> None:
     """Compare as the options ask; the results of each batch size are written as they come."""
+    folder = resolve(args.model)
+    check_router(folder)
+    windows = windows_of(args.text, Tokenizer.from_folder(folder), args.windows)
     # One stacked array for all experts compiles several times faster than an array an expert.
-    model = load_model(args.model, backend=LoopBackend(split=False))
-    windows = windows_of(args.text, load(args.model).tokenizer, args.windows)
+    model = load_model(folder, backend=LoopBackend(split=False))
     results = []
     for batch in args.batch:
         policies = chosen(batch, damped=args.damped)

@@ -96,14 +96,17 @@ def test_policies_that_are_compared_are_damped_alike(batch, damped, damping):
         (["--batch", "x"], "invalid int"),
         (["--batch", "8", "--windows", "12"], "2 or more times 8, got 12"),
         (["--batch", "8", "--windows", "8"], "2 or more times 8, got 8"),
+        (["--out", "nowhere/results.json"], "--out in a folder that exists, got nowhere/results"),
+        (["--model", str(golden.GOLDEN / "qwen3_moe")], "router of 8 of 64 experts"),
         ([], "nowhere.jsonl"),
     ],
 )
 def test_nonsense_ends_in_one_line(options, says, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["compare_policies.py", "--text", "nowhere.jsonl", *options])
+    monkeypatch.setattr(compare_policies, "load_model", None)  # it is seen before
     with pytest.raises(SystemExit) as ended:
         compare_policies.main()
     assert ended.value.code == 2
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert "error: " in last
-    assert says in last
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert says in line
