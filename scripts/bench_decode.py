@@ -11,7 +11,6 @@ and experts as plain top-k chooses them, against the step with the policy off. I
 the policy's numbers and is measured once for each kind.
 """
 
-import argparse
 import json
 import platform
 import statistics
@@ -27,6 +26,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool
 
+from lynx_jax.arguments import Parser
 from lynx_jax.backends import get_backend
 from lynx_jax.loading import load_model
 from lynx_jax.models.decoder import DecoderForCausalLM
@@ -154,7 +154,7 @@ class Bench:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = Parser(description=__doc__.split("\n")[0])
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 4], help="policy off only")
     parser.add_argument("--batch", type=int, default=16, help="for the sweep of policies")

@@ -21,6 +21,8 @@ from gpu_recipe.cases import Row
 from gpu_recipe.report import failures, table, with_shares
 from gpu_recipe.runner import LIMITS, child_command, deadline_of, section_rows
 
+from lynx_jax.arguments import Parser
+
 _MODULES = {
     "device": "device",
     "kernels": "kernel_checks",
@@ -34,7 +36,7 @@ _SEEDS = 2**30
 
 def main() -> int:
     """Command line; 1 if anything failed, 2 without a GPU that the kernels run on."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = Parser(description=__doc__.split("\n")[0])
     parser.add_argument(
         "--out", type=Path, help="JSON (default: $OUT/gpu_check.json if OUT is set)"
     )

@@ -22,12 +22,14 @@ import tokenizers
 from safetensors.numpy import save_file
 from tokenizers import models, pre_tokenizers
 
+from lynx_jax.arguments import Parser
+
 _END_OF_TEXT = 2
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = Parser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--width", type=int, default=1024)

@@ -6,13 +6,14 @@ DATA is what ``scripts/train_demo.py data`` prepared. Each long file gives its b
 windows from each file of a domain; short generated texts are taken whole, in order.
 """
 
-import argparse
 import json
 from pathlib import Path
 
 import numpy as np
 from demo_recipe.dataset import MIXTURE, SHORT_DOMAINS
 from tokenizers import Tokenizer
+
+from lynx_jax.arguments import Parser
 
 WINDOW = 257
 WINDOWS_A_DOMAIN = 68
@@ -34,7 +35,7 @@ def excerpts(data: Path, domain: str, tokenizer: Tokenizer) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = Parser(description=__doc__.split("\n")[0])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()

@@ -20,6 +20,8 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
+from lynx_jax.arguments import Parser
+
 # Hugging Face configs; expert sizes of Qwen3-30B-A3B with half the experts, and of Mixtral-8x7B.
 _COMMON = {
     "num_attention_heads": 32,
@@ -141,9 +143,7 @@ model = load_model(sys.argv[1], backend=get_backend("loop"))
 
 def main() -> None:
     """Write, load, convert, report, remove."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True, help="to create and remove")
     parser.add_argument("--shape", choices=sorted(_SHAPES), default="qwen3_moe")
     parser.add_argument("--layers", type=int, help="default: enough for 3 GB")

@@ -12,13 +12,13 @@ draws plots. A stage reads what the ones before it wrote to ``--results``.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from demo_recipe.study import ROUTERS, name_of
 from study_recipe import plots, reporting, stages
 from study_recipe.choosing import Router
 
+from lynx_jax.arguments import Parser
 from lynx_jax.errors import InputError
 
 _STAGES = ("grid", "test", "report")
@@ -26,7 +26,7 @@ _STAGES = ("grid", "test", "report")
 
 def main() -> None:
     """Command line; 2 where an input is missing or impossible."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = Parser(description=__doc__.split("\n")[0])
     routers = {name_of(k, experts): Router(k, experts) for k, experts in ROUTERS}
     parser.add_argument("work", type=Path, help="folder of the training runs")
     parser.add_argument("--models", nargs="+", choices=routers, default=list(routers))

@@ -12,10 +12,11 @@ Training needs the extra ``train``, about 3 GB of memory and some hours on two c
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from pathlib import Path
+
+from lynx_jax.arguments import Parser
 
 # Large buffers are made and freed at every step. Kept by the allocator, on huge pages, they cost
 # no page faults; a step is then twice as fast.
@@ -33,8 +34,8 @@ def _restart_with_environment() -> None:
         os.execve(sys.executable, [sys.executable, *sys.argv], {**_ENVIRONMENT, **os.environ})
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def _parser() -> Parser:
+    parser = Parser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (
         ("data", "fetch and prepare the text"),

@@ -166,4 +166,5 @@ def test_results_need_a_folder_before_anything_runs(monkeypatch, tmp_path, capsy
     with pytest.raises(SystemExit) as stopped:
         gpu_check.main()
     assert stopped.value.code == 2
-    assert "expected --out in a folder that exists" in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: expected --out in a folder that exists")
