@@ -16,6 +16,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
+from lynx_jax.arguments import whole_number
 from lynx_jax.errors import InputError
 from lynx_jax.evaluation.likelihood import Pair, decode_scorer, prefill_scorer
 from lynx_jax.generation import Generator
@@ -70,10 +71,10 @@ class LynxJaxLM(TemplateLM):  # type: ignore[misc]
         device: str | None = None,
     ) -> None:
         super().__init__()
-        if not str(batch_size).isdecimal() or int(batch_size) < 1:
-            raise InputError(f"expected a batch_size of at least 1, got {batch_size!r}")
+        self._batch_size = _whole("batch_size", batch_size, 1)
+        self._seed = _whole("seed", seed, 0)
+        self._max_gen_toks = _whole("max_gen_toks", max_gen_toks, 1)
         self._loaded = load(path, backend=backend, dtype=dtype)
-        self._batch_size = int(batch_size)
         self._generator = Generator(self._loaded, policy=policy, max_batch=self._batch_size)
         if scoring not in _SCORINGS:
             raise InputError(f"expected scoring of {' or '.join(_SCORINGS)}, got {scoring!r}")
@@ -84,8 +85,6 @@ class LynxJaxLM(TemplateLM):  # type: ignore[misc]
             if scoring == "prefill"
             else decode_scorer(model, self._generator.policy)
         )
-        self._seed = int(seed)
-        self._max_gen_toks = int(max_gen_toks)
 
     @property
     def max_length(self) -> int:
@@ -240,3 +239,11 @@ class LynxJaxLM(TemplateLM):  # type: ignore[misc]
             return SamplingParams(seed=self._seed)
         given = {name: options[name] for name in _SAMPLING if options.get(name) is not None}
         return dataclasses.replace(SamplingParams(seed=self._seed), **given)
+
+
+def _whole(name: str, value: object, least: int) -> int:
+    """A setting of lm-eval's ``--model_args``, which gives numbers and text."""
+    number = whole_number(str(value))
+    if number is None or number < least:
+        raise InputError(f"expected {name} as a whole number from {least}, got {value!r:.60}")
+    return number

@@ -16,6 +16,8 @@ from lynx_jax.errors import InputError
 from lynx_jax.models import get_family
 from lynx_jax.models.decoder import DecoderForCausalLM
 
+_MOST = 2**31 - 1  # rows, and tokens of one
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -59,8 +61,9 @@ def run(argv: Sequence[str] | None = None) -> int:
         "--length", type=int, default=4096, help="tokens of each, prompt included (default: 4096)"
     )
     args = parser.parse_args(argv)
-    if min(args.rows, args.length) < 1:
-        parser.error("expected --rows and --length of at least 1")
+    for name, value in (("--rows", args.rows), ("--length", args.length)):
+        if not 1 <= value <= _MOST:
+            parser.error(f"expected {name} from 1 to {_MOST}, got {value}")
     try:
         raw = read_config(args.folder)
         family = get_family(raw["model_type"])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from lynx_jax.arguments import Parser
+from lynx_jax.arguments import Parser, whole_number
 from lynx_jax.errors import InputError
 
 _EXAMPLES = """\
@@ -23,6 +23,7 @@ Exit codes: 0; 2 for bad input, with one line that says what is wrong; 130 after
 _OF_TEXTS = {"batches": None, "composition": "mixed", "prompt_tokens": 64, "length": 256}
 _OF_TASKS = {"questions": 1000}
 _MOST_QUESTIONS = 100_000
+_LONGEST = 2**31 - 1
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -117,10 +118,10 @@ def batch_sizes(text: str) -> list[int]:
     Raises:
       InputError: one is not a whole number of at least 1.
     """
-    sizes = [part.strip() for part in text.split(",")]
-    if not all(size.isascii() and size.isdigit() and 0 < int(size) < 2**20 for size in sizes):
-        raise InputError(f"expected --batch as whole numbers from 1, like 8,16, got {text!r}")
-    return [int(size) for size in sizes]
+    sizes = [whole_number(part) or 0 for part in text.split(",")]
+    if not all(0 < size < 2**20 for size in sizes):
+        raise InputError(f"expected --batch as whole numbers from 1, like 8,16, got {text!r:.60}")
+    return sizes
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -133,8 +134,8 @@ def _check(args: argparse.Namespace) -> None:
                 f"expected --questions from 1 to {_MOST_QUESTIONS}, got {args.questions}"
             )
         return
-    if args.length < 2:
-        raise InputError(f"expected --length of at least 2, got {args.length}")
+    if not 2 <= args.length <= _LONGEST:
+        raise InputError(f"expected --length from 2 to {_LONGEST}, got {args.length}")
     if not 0 < args.prompt_tokens < args.length:
         raise InputError(
             f"expected --prompt-tokens from 1 to one below --length={args.length}, "

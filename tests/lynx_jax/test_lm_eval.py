@@ -210,6 +210,13 @@ def test_scoring_by_decode_is_said():
         LynxJaxLM("demo", scoring="x", backend="reference")
 
 
+@pytest.mark.parametrize("value", ["x", "1.5", -1, "9" * 5000])
+@pytest.mark.parametrize("name", ["batch_size", "seed", "max_gen_toks"])
+def test_numbers_that_are_none(name, value):
+    with pytest.raises(InputError, match=f"expected {name} as a whole number from"):
+        LynxJaxLM("no/such", **{name: value})
+
+
 def test_bad_arguments_end_with_one_line(tasks):
     ran = subprocess.run(
         [

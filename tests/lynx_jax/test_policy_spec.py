@@ -45,6 +45,8 @@ def test_forms(text, policy):
         ("lynx:alpha=x,beta=1", "alpha as a number, got 'x'"),
         ("lynx:alpha=nan,beta=1", "alpha above 0"),
         ("lynx:alpha=1,beta=1.5", "beta as a whole number"),
+        ("oea:k0=" + "9" * 5000, "k0 as a whole number"),
+        ("lynx:damping=" + "9" * 5000, "damping from 0 to 1, got inf"),
         ("lynx:alpha=1,alpha=2,beta=1", "given twice"),
         ("lynx:alpha=1e39,beta=1", "alpha above 0 and up to 1e\\+06"),
         ("lynx:alpha=3,beta=2000000", "beta from 1 to 1000"),

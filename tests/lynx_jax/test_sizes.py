@@ -1,5 +1,6 @@
 """Sizes from a config alone, against files and formulas."""
 
+import itertools
 import math
 import shutil
 
@@ -54,8 +55,8 @@ def _mixtral_layer():
 def test_errors_are_one_line(tmp_path, capsys):
     assert run([str(tmp_path / "none")]) == 2
     assert "no such folder" in capsys.readouterr().err
-    for option in ("--rows", "--length"):
+    for option, value in itertools.product(("--rows", "--length"), ("0", "9" * 4000)):
         with pytest.raises(SystemExit) as caught:
-            run([str(tmp_path), option, "0"])
+            run([str(tmp_path), option, value])
         assert caught.value.code == 2
-        assert "at least 1" in capsys.readouterr().err
+        assert f"expected {option} from 1 to 2147483647, got {value}" in capsys.readouterr().err
