@@ -178,7 +178,9 @@ def main() -> None:
     parser.add_argument(
         "--damped", action="store_true", help="all three damped by 0.5, Demand's rows weighed"
     )
-    parser.add_argument("--model", default="demo")
+    parser.add_argument(
+        "--model", default="demo", help="with {} of {} experts (default: demo)".format(*ROUTER)
+    )
     parser.add_argument(
         "--batch", type=int, nargs="+", choices=sorted(THRESHOLDS), default=sorted(THRESHOLDS)
     )
