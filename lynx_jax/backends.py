@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from lynx_jax.errors import InputError
-from lynx_jax.mosaic_backend import MosaicBackend, RaggedBackend
+from lynx_jax.mosaic_backend import MosaicBackend
 from lynx_jax.pallas_kernels.expert_ffn import (
     dense_over_active,
     expert_ffn_reference,
@@ -217,4 +217,4 @@ def _loop(device: jax.Device) -> LoopBackend:
 
 
 def _mosaic(device: jax.Device) -> MosaicBackend:
-    return MosaicBackend(device_family(device.device_kind), RaggedBackend(_loop(device)))
+    return MosaicBackend(device_family(device.device_kind))

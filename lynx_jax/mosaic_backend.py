@@ -1,6 +1,5 @@
-"""Routing and experts by Mosaic GPU kernels in decode; grouped matrix products for many rows."""
+"""Routing and experts by Mosaic GPU kernels on Hopper GPUs: of decode, and of many rows."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -11,8 +10,8 @@ from lynx_jax.pallas_kernels.expert_form import ExpertForm, ExpertWeights
 from lynx_jax.pallas_kernels.expert_kernels import expert_ffn
 from lynx_jax.pallas_kernels.expert_limits import MAX_ROWS
 from lynx_jax.pallas_kernels.expert_tiles import TileKey, expert_tiles
-from lynx_jax.pallas_kernels.ragged import MAX_EXPERTS, ragged_by_expert
-from lynx_jax.routing import Phase, Routing, route
+from lynx_jax.pallas_kernels.ragged import ragged_by_expert
+from lynx_jax.routing import Phase, Routing
 
 # As functions of their own, the kernels of all layers of a step are lowered once.
 _route = jax.jit(
@@ -24,16 +23,14 @@ _ragged_by_expert = jax.jit(ragged_by_expert, static_argnames="form")
 
 @dataclass(frozen=True)
 class MosaicBackend:
-    """The expert kernels for decode batches of up to 64 rows, on Hopper GPUs.
+    """The kernels of decode for batches of up to 64 rows; grouped products for more, and prefill.
 
     Attributes:
       device: family, by which tile sizes are looked up.
-      many: the backend of prefill and of larger batches.
       split: whether it takes an array an expert; kernels take stacks.
     """
 
     device: str
-    many: Callable[..., Array]
     name: str = "mosaic"
     split: bool = False
 
@@ -50,7 +47,10 @@ class MosaicBackend:
     ) -> Array:
         rows, (num_experts, width, hidden) = x.shape[0], weights.down.shape  # type: ignore[union-attr]
         if phase is Phase.PREFILL or rows > MAX_ROWS:
-            return self.many(x, routing, weights, form=form, phase=phase)
+            many: Array = _ragged_by_expert(
+                x, routing.ids, routing.weights, routing.live, weights, form
+            )
+            return many
         key = TileKey(self.device, str(x.dtype), num_experts, width, hidden, rows=-(-rows // 8) * 8)
         y: Array = _expert_ffn(
             x,
@@ -62,33 +62,4 @@ class MosaicBackend:
             slots=min(num_experts, routing.ids.size),
             tiles=expert_tiles(key),
         )
-        return y
-
-
-@dataclass(frozen=True)
-class RaggedBackend:
-    """Rows grouped by expert for grouped matrix products, on Hopper GPUs.
-
-    Attributes:
-      loop: the backend of layers with more experts than these products take.
-    """
-
-    loop: Callable[..., Array]
-    name: str = "ragged"
-    split: bool = False
-
-    route = staticmethod(route)
-
-    def __call__(
-        self,
-        x: Array,
-        routing: Routing,
-        weights: ExpertWeights,
-        *,
-        form: ExpertForm,
-        phase: Phase,
-    ) -> Array:
-        if len(weights.gate_up) > MAX_EXPERTS:
-            return self.loop(x, routing, weights, form=form, phase=phase)
-        y: Array = _ragged_by_expert(x, routing.ids, routing.weights, routing.live, weights, form)
         return y

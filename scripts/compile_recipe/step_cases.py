@@ -20,8 +20,10 @@ from lynx_jax.sampling import SamplingFlags
 from lynx_jax.steps import EngineState, Settings, decode_step, init_state
 
 ENTRIES = 512  # of the cache, a row
-LOOP = LoopBackend(split=False)
-BACKENDS: dict[str, ExpertBackend] = {"mosaic": MosaicBackend("H200", LOOP), "loop": LOOP}
+BACKENDS: dict[str, ExpertBackend] = {
+    "mosaic": MosaicBackend("H200"),
+    "loop": LoopBackend(split=False),
+}
 QWEN3_30B = {
     "model_type": "qwen3_moe",
     "vocab_size": 151936,

@@ -10,7 +10,7 @@ from compile_recipe.step_cases import QWEN3_30B
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from lynx_jax.backends import LoopBackend
-from lynx_jax.mosaic_backend import MosaicBackend, RaggedBackend
+from lynx_jax.mosaic_backend import MosaicBackend
 from lynx_jax.pallas_kernels.expert_shapes import FAMILIES, ExpertShape
 
 
@@ -96,7 +96,7 @@ class Settings:
     @property
     def mosaic(self) -> MosaicBackend:
         """The kernels, and grouped products for larger batches."""
-        return MosaicBackend(self.device, RaggedBackend(self.loop))
+        return MosaicBackend(self.device)
 
     @property
     def loop(self) -> LoopBackend:

@@ -12,7 +12,6 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from lynx_jax.backends import (
     ExpertSizes,
-    LoopBackend,
     ReferenceBackend,
     get_backend,
 )
@@ -20,17 +19,14 @@ from lynx_jax.convert.folder import read_config
 from lynx_jax.errors import InputError
 from lynx_jax.loading import load
 from lynx_jax.models import get_family
-from lynx_jax.mosaic_backend import MosaicBackend, RaggedBackend
+from lynx_jax.mosaic_backend import MosaicBackend
 from lynx_jax.pallas_kernels.expert_form import ExpertForm, ExpertWeights
-from lynx_jax.pallas_kernels.ragged import MAX_EXPERTS
 from lynx_jax.policies import Lynx
 from lynx_jax.routers import Router
 from lynx_jax.routing import Phase, route
 from tests.models.golden import GOLDEN, decode
 
-LOOP = LoopBackend(split=False)
-RAGGED = RaggedBackend(LOOP)
-MOSAIC = MosaicBackend("H200", RAGGED)
+MOSAIC = MosaicBackend("H200")
 N, K, D, F = 6, 2, 64, 64
 CHANGES = {
     "hidden_size": D,
@@ -90,31 +86,18 @@ def assert_one_rounding(found, wanted):
 
 
 @pytest.mark.parametrize(("form", "bias"), FORMS, ids=str)
-@pytest.mark.parametrize("backend", [MOSAIC, RAGGED], ids=["mosaic", "ragged"])
-def test_it_equals_the_reference(backend, form, bias):
+@pytest.mark.parametrize("phase", Phase)
+def test_it_equals_the_reference(phase, form, bias):
     arguments = layer(9, bias=bias)
-    wanted = compute(ReferenceBackend(), arguments, form, Phase.DECODE)
-    assert_one_rounding(compute(backend, arguments, form, Phase.DECODE), wanted)
+    wanted = compute(ReferenceBackend(), arguments, form, phase)
+    assert_one_rounding(compute(MOSAIC, arguments, form, phase), wanted)
 
 
 @pytest.mark.parametrize("rows", [1, 64, 200])
 def test_rows_in_any_number_are_grouped(rows):
     arguments = layer(rows, seed=rows)
     wanted = compute(ReferenceBackend(), arguments, ExpertForm(), Phase.PREFILL)
-    assert_one_rounding(compute(RAGGED, arguments, ExpertForm(), Phase.PREFILL), wanted)
-
-
-@pytest.mark.parametrize(("experts", "looped"), [(MAX_EXPERTS, False), (MAX_EXPERTS + 1, True)])
-def test_layers_of_too_many_experts_go_to_the_loop(experts, looped):
-    def loop(x, *arguments, **settings):
-        return x + 1
-
-    x, routing, _ = layer(4)
-    zeros = partial(jnp.zeros, dtype=jnp.bfloat16)
-    weights = ExpertWeights(zeros((experts, 2 * F, D)), zeros((experts, D, F)))
-    run = partial(RaggedBackend(loop), form=ExpertForm(), phase=Phase.PREFILL)
-    found = str(jax.make_jaxpr(run)(x, routing, weights))
-    assert ("wgmma" not in found) == looped
+    assert_one_rounding(compute(MOSAIC, arguments, ExpertForm(), Phase.PREFILL), wanted)
 
 
 @pytest.mark.parametrize(
