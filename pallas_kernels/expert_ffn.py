@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from lynx_jax.pallas_kernels.dense import from_columns, times_columns, to_columns
 from lynx_jax.pallas_kernels.expert_form import ExpertForm, ExpertWeights, Matrices
+from lynx_jax.pallas_kernels.grouping import blocks_of_groups, pairs_by_expert
 
 
 def combine_matrix(
@@ -117,49 +118,25 @@ def grouped_by_expert(
       form: what one expert computes.
       block: rows R of one step; a step reads its expert once.
     """
-    num_experts, k = len(experts.gate_up), ids.shape[1]
-    order, block_expert, block_start, ends, num_blocks = _blocks(ids, live, num_experts, block)
+    k = ids.shape[1]
+    pairs = pairs_by_expert(ids, live, len(experts.gate_up))
+    blocks, ends = blocks_of_groups(pairs.sizes, ids.size, block), jnp.cumsum(pairs.sizes)
+    order = jnp.pad(pairs.order, (0, block))  # the last block may reach so far
     flat_weights = weights.reshape(-1)
     expert_columns = _expert_columns(experts, form)
 
     def add_block(b: Array, total: Array) -> Array:
-        expert, start = block_expert[b], block_start[b]
-        pairs = jax.lax.dynamic_slice(order, (start,), (block,))
+        expert, start = blocks.group[b], blocks.first[b]
+        chosen = jax.lax.dynamic_slice(order, (start,), (block,))
         valid = start + jnp.arange(block) < ends[expert]
-        rows = jnp.where(valid, pairs // k, x.shape[0])  # one past the end: read as 0, not written
+        rows = jnp.where(valid, chosen // k, x.shape[0])  # one past the end: read as 0, not written
         columns = to_columns(x.at[rows].get(mode="fill", fill_value=0))
-        weight = jnp.pad(flat_weights[pairs], (0, columns.shape[1] - block))
+        weight = jnp.pad(flat_weights[chosen], (0, columns.shape[1] - block))
         y = from_columns(expert_columns(expert, columns, weight), block)
         return total.at[rows].add(y, mode="drop")
 
-    total: Array = jax.lax.fori_loop(0, num_blocks, add_block, jnp.zeros(x.shape, jnp.float32))
+    total: Array = jax.lax.fori_loop(0, blocks.count, add_block, jnp.zeros(x.shape, jnp.float32))
     return total.astype(x.dtype)
-
-
-def _blocks(
-    ids: Int[Array, "rows k"], live: Bool[Array, " rows"], num_experts: int, block: int
-) -> tuple[Array, Array, Array, Array, Array]:
-    """The (row, expert) pairs of live rows, sorted by expert and cut into blocks of one expert.
-
-    Returns:
-      order: pair indices into flattened ``ids``, by expert; ``block`` zeros follow the last.
-      block_expert, block_start: a block's expert and its first place in ``order``.
-      ends: where each expert's pairs end in ``order``.
-      num_blocks: how many blocks count.
-    """
-    pairs = ids.size
-    expert_of = jnp.where(live[:, None], ids, num_experts).reshape(-1)
-    order = jnp.pad(jnp.argsort(expert_of), (0, block))
-    sizes = jnp.sum(expert_of[:, None] == jnp.arange(num_experts), axis=0, dtype=jnp.int32)
-    ends = jnp.cumsum(sizes)
-    blocks = -(-sizes // block)
-    last_block = jnp.cumsum(blocks)
-    most = min(pairs, pairs // block + num_experts)
-    index = jnp.arange(most, dtype=jnp.int32)
-    block_expert = jnp.searchsorted(last_block, index, side="right", method="compare_all")
-    block_expert = jnp.minimum(block_expert, num_experts - 1)
-    within = index - (last_block - blocks)[block_expert]
-    return order, block_expert, (ends - sizes)[block_expert] + within * block, ends, last_block[-1]
 
 
 type _Product = Callable[[Array, Array], Array]

@@ -9,16 +9,17 @@ Axes in comments: M rows; T tiles of rows; N groups; O outputs; I inputs.
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from lynx_jax.pallas_kernels.expert_form import ExpertForm
+from lynx_jax.pallas_kernels.grouping import Blocks
 from lynx_jax.pallas_kernels.operand_tiles import IN_FLIGHT, swizzled
 
 ROWS = 64  # of a tile
@@ -28,51 +29,9 @@ _OUTPUTS = 64  # a tile's are one or two times as many
 _SUMS = plgpu.Layout.WGMMA  # of [rows, outputs]
 
 
-class RowTiles(NamedTuple):
-    """Which rows each tile holds.
-
-    Attributes:
-      group: int32, whose rows they are.
-      first: int32, the first of them; a tile past its group's end holds rows of others too.
-      count: int32, how many tiles there are; what follows them is arbitrary.
-    """
-
-    group: Int[Array, " tiles"]
-    first: Int[Array, " tiles"]
-    count: Int[Array, ""]
-
-    def of_results(self) -> "RowTiles":
-        """The same tiles of what a product over these gives: one after the other."""
-        return self._replace(first=ROWS * jnp.arange(len(self.first), dtype=jnp.int32))
-
-
-def max_tiles(groups: int, rows: int) -> int:
-    """How many tiles rows in groups have at most: a group in use may lack ROWS - 1 in its last."""
-    return (rows + (ROWS - 1) * min(groups, rows)) // ROWS
-
-
-def row_tiles(sizes: Int[Array, " groups"], rows: int) -> tuple[RowTiles, Int[Array, " groups"]]:
-    """Tiles of rows that are ordered by group, and how far results are from their rows.
-
-    Args:
-      sizes: int32 rows of each group.
-      rows: at least their sum; static.
-
-    Returns:
-      tiles; int32: what to add to the index of a group's row for the index of its result.
-    """
-    tiles_of = -(-sizes // ROWS)
-    first_tile, first_row = jnp.cumsum(tiles_of) - tiles_of, jnp.cumsum(sizes) - sizes
-    shift = ROWS * first_tile - first_row
-    tile = jnp.arange(max_tiles(len(sizes), rows), dtype=jnp.int32)
-    group = jnp.sum(tile[:, None] >= jnp.cumsum(tiles_of), axis=1, dtype=jnp.int32)
-    group = jnp.minimum(group, len(sizes) - 1)
-    return RowTiles(group, ROWS * tile - shift[group], jnp.sum(tiles_of)), shift
-
-
 def grouped_product(
     x: Float[Array, "rows inputs"],
-    tiles: RowTiles,
+    tiles: Blocks,
     weight: Float[Array, "groups outputs inputs"],
     *,
     interpret: Any = None,
@@ -81,7 +40,7 @@ def grouped_product(
 
     Args:
       x: bfloat16 rows, of which each tile has ``ROWS``.
-      tiles: rows of each tile.
+      tiles: blocks of ``ROWS`` rows of a group.
       weight: bfloat16; O and I are multiples of 64.
       interpret: ``plgpu.InterpretGPUParams`` to run on CPU.
     """
@@ -92,7 +51,7 @@ def grouped_product(
 
 def grouped_gate_up(
     x: Float[Array, "rows width"],
-    tiles: RowTiles,
+    tiles: Blocks,
     weight: Float[Array, "groups hidden2 width"],
     bias: Float[Array, "groups hidden2"] | None,
     *,
@@ -180,7 +139,7 @@ def _bias(bias_ref: Any, part: Array, shape: tuple[int, int]) -> Array:
 
 def _call(
     x: Array,
-    tiles: RowTiles,
+    tiles: Blocks,
     weight: Array,
     bias: Array | None,
     form: ExpertForm | None,

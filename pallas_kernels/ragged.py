@@ -6,12 +6,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from lynx_jax.pallas_kernels.expert_form import ExpertForm, ExpertWeights
-from lynx_jax.pallas_kernels.grouped_product import (
-    ROWS,
-    grouped_gate_up,
-    grouped_product,
-    row_tiles,
-)
+from lynx_jax.pallas_kernels.grouped_product import ROWS, grouped_gate_up, grouped_product
+from lynx_jax.pallas_kernels.grouping import blocks_of_groups, pairs_by_expert
 
 
 def ragged_by_expert(
@@ -36,21 +32,19 @@ def ragged_by_expert(
       interpret: ``plgpu.InterpretGPUParams`` to run on CPU.
     """
     gate_up, down = jnp.asarray(experts.gate_up), jnp.asarray(experts.down)
-    num_experts, k = len(gate_up), ids.shape[1]
-    expert = jnp.where(live[:, None], ids, num_experts).reshape(-1)
-    order = jnp.argsort(expert)  # pairs of a row and an expert, by expert; dead ones last
-    sizes = jnp.sum(expert[:, None] == jnp.arange(num_experts), axis=0, dtype=jnp.int32)
-    tiles, shift = row_tiles(sizes, ids.size)
-    pair = jnp.pad(order, (0, ROWS))  # the last tile may reach so far
-    inputs = x[pair // k]
+    pairs = pairs_by_expert(ids, live, len(gate_up))
+    tiles = blocks_of_groups(pairs.sizes, ids.size, ROWS)
+    pair = jnp.pad(pairs.order, (0, ROWS))  # the last tile may reach so far
+    inputs = x[pair // ids.shape[1]]
     if form.scale_input:
         scale = weights.reshape(-1)[pair][:, None]
         inputs = (scale * inputs.astype(jnp.float32)).astype(x.dtype)
     bias = experts.gate_up_bias
     h = grouped_gate_up(inputs, tiles, gate_up, bias, form=form, interpret=interpret)
-    sums = grouped_product(h, tiles.of_results(), down, interpret=interpret)
-    place = (jnp.argsort(order) + shift[expert]).reshape(ids.shape)  # arbitrary for dead pairs
-    y = sums[place].astype(jnp.float32)
+    in_line = tiles._replace(first=ROWS * jnp.arange(len(tiles.first), dtype=jnp.int32))
+    outputs = grouped_product(h, in_line, down, interpret=interpret)
+    place = jnp.argsort(pairs.order) + tiles.shift[pairs.expert]  # arbitrary where not live
+    y = outputs[place.reshape(ids.shape)].astype(jnp.float32)
     if experts.down_bias is not None:
         y += experts.down_bias[ids].astype(jnp.float32)
     if not form.scale_input:

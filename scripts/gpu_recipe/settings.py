@@ -52,6 +52,7 @@ class Settings:
       families: of the checks and of routing's times.
       batches: B of those; the first is the one that layers are timed at, too.
       many: B of the checks of large batches, or None to leave them out.
+      many_families: families of those.
       modes: of the routing kernel in checks; the first at every family and batch.
       measured: families of the experts' times.
       active: distinct experts that those are timed with, as far as a layer has them.
@@ -72,6 +73,12 @@ class Settings:
     families: Mapping[str, Family] = field(default_factory=_families)
     batches: tuple[int, ...] = (16, 8, 32, 1, 64)
     many: int | None = 128
+    many_families: tuple[str, ...] = (
+        "Qwen3-30B-A3B",
+        "DeepSeek-V3",
+        "Llama-4-Scout",
+        "gpt-oss-120b",
+    )
     modes: tuple[str, ...] = ("demand", "lynx", "off", "oea", "xshare")
     measured: tuple[str, ...] = ("Qwen3-30B-A3B", "Mixtral-8x7B", "DeepSeek-V2-Lite")
     active: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 16, 24, 32, 48, 64, 96, 128)

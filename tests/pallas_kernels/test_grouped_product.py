@@ -17,9 +17,8 @@ from lynx_jax.pallas_kernels.grouped_product import (
     STAGES,
     grouped_gate_up,
     grouped_product,
-    max_tiles,
-    row_tiles,
 )
+from lynx_jax.pallas_kernels.grouping import blocks_of_groups
 from lynx_jax.pallas_kernels.ragged import ragged_by_expert
 from tests.pallas_kernels.pipelines import keeps_operands
 
@@ -37,28 +36,6 @@ def normal(rng, *shape):
     return jnp.asarray(rng.normal(size=shape), jnp.bfloat16)
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.integers(0, 3 * ROWS), min_size=1, max_size=9), st.integers(0, 100))
-@example([1] * 9, 0)
-@example([0, ROWS, 0, ROWS + 1], 0)
-def test_every_row_has_one_place_in_a_tile_of_its_group(sizes, more):
-    rows = max(sum(sizes) + more, 1)
-    tiles, shift = jax.tree.map(np.asarray, row_tiles(jnp.asarray(sizes, jnp.int32), rows))
-    assert len(tiles.group) == max_tiles(len(sizes), rows)
-    held = [
-        (int(tiles.group[tile]), int(tiles.first[tile]) + row, ROWS * tile + row)
-        for tile in range(int(tiles.count))
-        for row in range(ROWS)
-    ]
-    ends = np.cumsum(sizes)
-    wanted = [
-        (group, row, row + int(shift[group]))
-        for group, end in enumerate(ends)
-        for row in range(end - sizes[group], end)
-    ]
-    assert [place for place in held if place[1] < ends[place[0]]] == wanted
-
-
 @cache
 def run(name, form=None, races=False):
     interpret = plgpu.InterpretGPUParams(detect_races=races)
@@ -66,8 +43,8 @@ def run(name, form=None, races=False):
 
     @jax.jit
     def call(x, sizes, weight, *bias):
-        tiles, shift = row_tiles(sizes, MAX_ROWS)
-        return kernel(x, tiles, weight, *bias, interpret=interpret), shift
+        tiles = blocks_of_groups(sizes, MAX_ROWS, ROWS)
+        return kernel(x, tiles, weight, *bias, interpret=interpret), tiles.shift
 
     return call
 
