@@ -135,7 +135,7 @@ def grouped_by_expert(
         y = from_columns(expert_columns(expert, columns, weight), block)
         return total.at[rows].add(y, mode="drop")
 
-    total: Array = jax.lax.fori_loop(0, blocks.count, add_block, jnp.zeros(x.shape, jnp.float32))
+    total: Array = jax.lax.fori_loop(0, blocks.in_use, add_block, jnp.zeros(x.shape, jnp.float32))
     return total.astype(x.dtype)
 
 

@@ -73,7 +73,7 @@ def grouped_kernel(
     x_ref: Any,  # [M, I]
     group_ref: Any,  # [T]
     first_ref: Any,  # [T]
-    count_ref: Any,  # [1]
+    in_use_ref: Any,  # [1]
     weight_ref: Any,  # [N, O, I]
     bias_ref: Any,  # [N, O] or None
     out_ref: Any,  # [T * ROWS, O], or half of O where an activation takes two
@@ -84,7 +84,7 @@ def grouped_kernel(
     tile, column = lax.axis_index("tile"), lax.axis_index("column")
     width, columns = out_smem.shape[1], out_ref.shape[1]
 
-    @pl.when(tile < count_ref[0])  # type: ignore[untyped-decorator]
+    @pl.when(tile < in_use_ref[0])  # type: ignore[untyped-decorator]
     def _() -> None:
         group, rows = group_ref[tile], pl.ds(first_ref[tile], ROWS)
         parts = [column] if form is None else [column, column + columns // width]
@@ -159,5 +159,5 @@ def _call(
         ),
         kernel_name="grouped_product" if form is None else "grouped_gate_up",
         interpret=interpret,
-    )(x, tiles.group, tiles.first, tiles.count.reshape(1), weight, bias)
+    )(x, tiles.group, tiles.first, tiles.in_use.reshape(1), weight, bias)
     return y

@@ -26,13 +26,13 @@ class Blocks(NamedTuple):
     Attributes:
       group: int32, which group a block belongs to.
       first: int32, its first place; it may reach beyond the end of its group.
-      count: int32, how many blocks there are; what follows them is arbitrary.
+      in_use: int32, how many blocks there are; what follows them is arbitrary.
       shift: int32, for each group: what to add to a place for its index among all blocks' places.
     """
 
     group: Int[Array, " blocks"]
     first: Int[Array, " blocks"]
-    count: Int[Array, ""]
+    in_use: Int[Array, ""]
     shift: Int[Array, " groups"]
 
 

@@ -21,7 +21,7 @@ def test_every_place_is_in_one_block_of_its_group(sizes, more, size):
     assert len(blocks.group) == max_blocks(len(sizes), places, size)
     held = [
         (blocks.group[block], blocks.first[block] + i, size * block + i)
-        for block in range(blocks.count)
+        for block in range(blocks.in_use)
         for i in range(size)
     ]
     ends = np.cumsum(sizes)
