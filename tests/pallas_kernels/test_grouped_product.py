@@ -24,7 +24,7 @@ from tests.pallas_kernels.pipelines import keeps_operands
 
 ONE_ROUNDING = 2.0**-8  # to bfloat16, relative
 INTERPRET = plgpu.InterpretGPUParams()
-GROUPS, MAX_ROWS, INPUTS, OUTPUTS = 4, 200, 320, 128
+GROUPS, MAX_ROWS, INPUTS, OUTPUTS = 4, 200, 320, 256
 CLAMPED = ExpertForm("clamped_swiglu")
 
 group_sizes = st.lists(st.integers(0, MAX_ROWS), min_size=GROUPS, max_size=GROUPS).map(
