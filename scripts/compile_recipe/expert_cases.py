@@ -13,6 +13,8 @@ from lynx_jax.pallas_kernels.expert_kernels import expert_ffn
 from lynx_jax.pallas_kernels.expert_limits import MAX_ROWS
 from lynx_jax.pallas_kernels.expert_shapes import FAMILIES, ExpertShape
 from lynx_jax.pallas_kernels.expert_tiles import ExpertTiles, TileKey, expert_tiles
+from lynx_jax.pallas_kernels.grouped_product import ROWS
+from lynx_jax.pallas_kernels.grouping import max_blocks
 
 
 def expert_cases(rows: list[int]) -> Iterator[Case]:
@@ -39,12 +41,11 @@ def activation_bytes(rows: int, family: ExpertShape) -> int:
 
     In the kernels, rows are padded to a multiple of 8. Hidden activations of every slot in bfloat16
     and, where their sums over D are split, the parts in float32; the parts of the down projection
-    and their sum in float32; rows and combine weights, padded and transposed. Of more rows than the
-    kernels take, what grouped products keep of every row and expert: inputs, hidden activations
-    before and after the activation function, and outputs, in bfloat16 and float32.
+    and their sum in float32; rows and combine weights, padded and transposed. More rows than the
+    kernels take are grouped.
     """
     if rows > MAX_ROWS:
-        return 6 * rows * family.k * (2 * family.width + 3 * family.hidden)
+        return grouped_bytes(rows, family)
     experts, _, width, hidden, _ = family
     tiles = _tiles(rows, experts, width, hidden)
     padded, slots = _padded(rows), family.slots(rows)
@@ -52,6 +53,17 @@ def activation_bytes(rows: int, family: ExpertShape) -> int:
     hidden_bytes = slots * padded * hidden * (2 if parts == 1 else 2 + 8 * parts)
     sums_bytes = 4 * (1 + tiles.down_splits(slots, width, hidden)) * width * padded
     return hidden_bytes + sums_bytes + 8 * padded * (width + experts)
+
+
+def grouped_bytes(rows: int, family: ExpertShape) -> int:
+    """What grouped products have to keep of rows, all of it at once.
+
+    Inputs and outputs of each row's experts in bfloat16 and float32; hidden activations and outputs
+    of all tiles in bfloat16.
+    """
+    pairs = rows * family.k
+    tiled = ROWS * max_blocks(family.experts, pairs, ROWS)
+    return 2 * 6 * (pairs + ROWS) * family.width + 2 * tiled * (family.hidden + family.width)
 
 
 def _padded(rows: int) -> int:

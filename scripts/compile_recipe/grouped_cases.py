@@ -7,10 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from compile_recipe.case import Case
-from compile_recipe.expert_cases import weight_shapes
+from compile_recipe.expert_cases import grouped_bytes, weight_shapes
 from lynx_jax.pallas_kernels.expert_shapes import FAMILIES, ExpertShape
-from lynx_jax.pallas_kernels.grouped_product import ROWS
-from lynx_jax.pallas_kernels.grouping import max_blocks
 from lynx_jax.pallas_kernels.ragged import ragged_by_expert
 
 _ROWS = 512
@@ -23,17 +21,9 @@ def grouped_cases() -> Iterator[Case]:
             f"grouped experts {name}, {_ROWS} rows",
             partial(ragged_by_expert, form=family.form),
             _shapes(family),
-            activation_bytes=_activation_bytes(family),
+            activation_bytes=grouped_bytes(_ROWS, family),
             experts=(family.experts, family.width, family.hidden),
         )
-
-
-def _activation_bytes(family: ExpertShape) -> int:
-    """Each pair's inputs and outputs, in bfloat16 and float32, and hidden activations and outputs
-    of all tiles in bfloat16, as if all were kept at once."""
-    pairs = _ROWS * family.k
-    tiled = ROWS * max_blocks(family.experts, pairs, ROWS)
-    return 2 * 6 * (pairs + ROWS) * family.width + 2 * tiled * (family.hidden + family.width)
 
 
 def _shapes(family: ExpertShape) -> tuple[object, ...]:
