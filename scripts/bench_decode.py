@@ -43,6 +43,7 @@ SWEEP = (
     "lynx:alpha=2,beta=2,floor=0",
     "lynx:alpha=2,beta=3",
     "lynx:alpha=3,beta=4",
+    "demand",
     "oea:k0=2",
     "oea:k0=4",
     "xshare:budget=8",
