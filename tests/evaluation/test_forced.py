@@ -11,7 +11,7 @@ from flax import nnx
 
 from lynx_jax.evaluation.forced import ForcedBatch, ForcedDecoder
 from lynx_jax.models.decoder import DecoderForCausalLM
-from lynx_jax.policies import OEA, Lynx, Policy, XShare
+from lynx_jax.policies import OEA, Demand, Lynx, Policy, XShare
 from lynx_jax.sampling import SamplingFlags, SamplingRows
 from lynx_jax.steps import Prompt, Settings, decode_step, init_state, prefill_step
 from tests.models import golden
@@ -22,7 +22,11 @@ _BUCKET, _STEPS = max(_PROMPTS), max(_TEXTS)
 
 
 # Their attention and routers differ; what the other families add is the same in every phase.
-_FAMILIES: dict[str, Policy] = {"deepseek_v3": XShare(8), "gpt_oss": Lynx(0.5, 1)}
+_FAMILIES: dict[str, Policy] = {
+    "deepseek_v3": XShare(8),
+    "gpt_oss": Lynx(0.5, 1, damping=0.5),
+    "qwen3_moe": Demand.for_model(3, 12),
+}
 
 
 def _two_layers(case: str) -> DecoderForCausalLM:

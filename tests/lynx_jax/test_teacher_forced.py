@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lynx_jax.policies import OEA, Lynx, Policy, XShare
+from lynx_jax.policies import OEA, Demand, Lynx, Policy, XShare
 from lynx_jax.routers import Router
 from lynx_jax.routing import Phase, route
 from lynx_jax.teacher_forced import route_teacher_forced
@@ -14,7 +14,11 @@ from lynx_jax.teacher_forced import route_teacher_forced
 _B, _T, _N, _K = 4, 5, 8, 2
 _PLAIN, _GROUPED = Router("softmax", "renormalize"), Router("sigmoid", "keep_sum", 1.0, 4, 2)
 _PROMPT = 2
-_CASES: list[tuple[Router, Policy]] = [(_PLAIN, Lynx(1.0, 2)), (_GROUPED, OEA(1))]
+_CASES: list[tuple[Router, Policy]] = [
+    (_PLAIN, Lynx(1.0, 2, damping=0.5)),
+    (_PLAIN, Demand.for_model(_K, _N)),
+    (_GROUPED, OEA(1)),
+]
 _route = jax.jit(route, static_argnames=("k", "router", "policy", "phase"))
 _route_teacher_forced = jax.jit(
     route_teacher_forced, static_argnames=("k", "router", "policy", "prompt_tokens")
