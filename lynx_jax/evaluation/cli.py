@@ -76,7 +76,12 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="of the order of texts; of questions and resampling (default: 0)",
     )
-    add("--backend", choices=("auto", "loop", "reference"), default="auto")
+    add(
+        "--backend",
+        choices=("auto", "loop", "mosaic", "reference"),
+        default="auto",
+        help="how experts are computed; given text is routed in plain JAX (default: auto)",
+    )
     add("--dtype", choices=("float32", "bfloat16"), help="(default: the checkpoint's)")
     add("--out", type=Path, metavar="DIR", help="write results.json and PNG plots there")
     add("--no-plots", action="store_true", help="with --out, write only results.json")

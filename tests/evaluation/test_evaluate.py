@@ -178,6 +178,7 @@ def test_the_grid_fits_every_router(k, num_experts):
         (["--demo-data", "--policies", "off", "--seed", "-1"], "--seed"),
         (["--text", "no/such/file", "--policies", "off"], "no/such/file"),
         (["--demo-data", "--policies", "off", "--model", "no/such"], "no/such"),
+        (["--demo-data", "--policies", "off", "--backend", "mosaic"], "--backend loop takes any"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(capsys, arguments, says):

@@ -1,15 +1,20 @@
 """Routing column by column equals routing each column's batch alone."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lynx_jax.models.moe import SparseMoeBlock
+from lynx_jax.mosaic_backend import MosaicBackend
 from lynx_jax.policies import OEA, Demand, Lynx, Policy, XShare
 from lynx_jax.routers import Router
 from lynx_jax.routing import Phase, route
-from lynx_jax.teacher_forced import route_teacher_forced
+from lynx_jax.teacher_forced import TeacherForced, route_teacher_forced
 
 _B, _T, _N, _K = 4, 5, 8, 2
 _PLAIN, _GROUPED = Router("softmax", "renormalize"), Router("sigmoid", "keep_sum", 1.0, 4, 2)
@@ -73,3 +78,20 @@ def test_retained_is_the_share_of_plain_top_k_s_scores() -> None:
     np.testing.assert_array_equal(steps.active, [[True] * 4, [True, False, True, False]])
     np.testing.assert_array_equal(steps.num_active_topk, [4, 4])
     np.testing.assert_allclose(steps.retained, [[1, 10 / 12], [1, 10 / 12], [1, 1]], rtol=1e-6)
+
+
+def test_the_mosaic_backend_takes_a_pass_as_many_rows() -> None:
+    """Kernels of experts as in prefill, and none of routing."""
+    config = SimpleNamespace(hidden_size=64, num_experts=4, num_experts_per_tok=2)
+    options = {"router": _PLAIN, "backend": MosaicBackend("H200"), "dtype": jnp.bfloat16}
+    block = nnx.eval_shape(lambda: SparseMoeBlock(config, 64, rngs=nnx.Rngs(0), **options))
+    graphdef, state = nnx.split(block)
+
+    def run(state: nnx.State, x: jax.Array, live: jax.Array) -> jax.Array:
+        block = nnx.merge(graphdef, state)
+        return block(x, live, phase=TeacherForced(1), policy=Lynx(0.5, 1))[0]
+
+    x, live = jnp.zeros((3, 4, 64), jnp.bfloat16), jnp.ones((3, 4), bool)
+    program = str(jax.make_jaxpr(run)(state, x, live))
+    found = [f"name={name}" in program for name in ("ragged_by_expert", "expert_ffn", "route")]
+    assert found == [True, False, False]
