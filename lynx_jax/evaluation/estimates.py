@@ -16,6 +16,10 @@ class Estimate:
     value: float
     error: float | None
 
+    def over(self, whole: float) -> "Estimate":
+        """The mean as a share of a number that is taken as exact."""
+        return Estimate(self.value / whole, None if self.error is None else self.error / whole)
+
     def __str__(self) -> str:
         error = "" if self.error is None else f" ± {self.error:.4f}"
         return f"{self.value:.4f}{error}"

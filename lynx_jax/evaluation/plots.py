@@ -54,8 +54,8 @@ def _frontier(figure: Any, result: BatchSizeResult) -> None:
         members.sort(key=lambda member: member.experts.value)
         axes.errorbar(
             [member.experts.value for member in members],
-            [100 * member.relative_rise for member in members],
-            yerr=[100 * (m.rise.error or 0) / result.cross_entropy for m in members],
+            [100 * member.relative_rise.value for member in members],
+            yerr=[100 * (member.relative_rise.error or 0) for member in members],
             marker="o",
             markersize=4,
             linewidth=1,
@@ -89,7 +89,7 @@ def _loss_per_domain(figure: Any, result: BatchSizeResult) -> None:
         domains = list(policy.domains.values())
         axes.bar(
             np.arange(len(domains)) + (i - (len(changed) - 1) / 2) * width,
-            [100 * domain.rise.value / domain.cross_entropy for domain in domains],
+            [100 * domain.relative_rise.value for domain in domains],
             width,
             label=policy.policy,
         )
@@ -102,7 +102,7 @@ def _loss_per_domain(figure: Any, result: BatchSizeResult) -> None:
 def _expert_use(figure: Any, result: BatchSizeResult) -> None:
     """How often each expert is read: plain top-k, and the policy that reads the fewest experts
     among those that cost less than 1 %."""
-    mild = [policy for policy in result.policies if policy.relative_rise < 0.01]
+    mild = [policy for policy in result.policies if policy.relative_rise.value < 0.01]
     shown = min(mild or result.policies, key=lambda policy: policy.experts.value)
     upper, lower = figure.subplots(2, 1, sharex=True)
     for axes, use, name in ((upper, result.use, "top-k"), (lower, shown.use, shown.policy)):

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Float, Int
 
 from lynx_jax.evaluation.estimates import Estimate, clustered
 from lynx_jax.evaluation.scoring import BatchScores
@@ -12,10 +13,18 @@ from lynx_jax.evaluation.texts import Composition, Windows
 
 @dataclass(frozen=True)
 class DomainResult:
-    """One kind of text: plain cross-entropy, its rise under the policy, rows of this kind."""
+    """One kind of text. Errors are over its documents.
+
+    Attributes:
+      cross_entropy: of plain top-k, nats.
+      rise, relative_rise, divergence: as in ``PolicyResult``.
+      windows: rows of this kind.
+    """
 
     cross_entropy: float
     rise: Estimate
+    relative_rise: Estimate
+    divergence: Estimate
     windows: int
 
 
@@ -44,7 +53,7 @@ class PolicyResult:
       saved: plain top-k's distinct experts less these, on the same tokens (*).
       share: experts over plain top-k's.
       rise: cross-entropy less plain top-k's on the same tokens, nats.
-      relative_rise: of plain top-k's cross-entropy.
+      relative_rise: rise and its error, both over plain top-k's cross-entropy on these tokens.
       divergence: KL(plain top-k || policy), nats.
       agreement: share of steps with the same likeliest token.
       retained: gate weight kept, of plain top-k's; mean of rows.
@@ -60,7 +69,7 @@ class PolicyResult:
     saved: Estimate
     share: float
     rise: Estimate
-    relative_rise: float
+    relative_rise: Estimate
     divergence: Estimate
     agreement: Estimate
     retained: Estimate
@@ -113,34 +122,51 @@ def summarise(
     numbers = np.arange(len(batches))
     base = np.concatenate([score.loss for score in plain])
     rise = np.concatenate([score.loss for score in scores]) - base
+    divergence = np.concatenate([score.divergence for score in scores])
     experts = np.array([score.experts.mean() for score in scores])
     topk = np.array([score.experts.mean() for score in plain])
 
     def over_documents(name: str) -> Estimate:
         return clustered(np.concatenate([getattr(score, name) for score in scores]), documents)
 
+    mean_rise = clustered(rise, documents)
     return PolicyResult(
         policy=policy,
         experts=clustered(experts, numbers),
         saved=clustered(topk - experts, numbers),
         share=float(experts.mean() / topk.mean()),
-        rise=clustered(rise, documents),
-        relative_rise=float(rise.mean() / base.mean()),
-        divergence=over_documents("divergence"),
+        rise=mean_rise,
+        relative_rise=mean_rise.over(float(base.mean())),
+        divergence=clustered(divergence, documents),
         agreement=over_documents("agreement"),
         retained=over_documents("retained"),
         worst_retained=clustered(np.array([score.worst_retained for score in scores]), numbers),
         experts_per_layer=per_layer(scores),
         domains={
-            str(domain): DomainResult(
-                float(base[domains == domain].mean()),
-                clustered(rise[domains == domain], documents[domains == domain]),
-                int((domains == domain).sum()),
+            str(domain): _domain(
+                *(values[domains == domain] for values in (base, rise, divergence, documents))
             )
             for domain in np.unique(domains)
         },
         use=mean_use(scores),
         difference=None if other is None else _difference(batches, scores, other),
+    )
+
+
+def _domain(
+    base: Float[np.ndarray, " rows"],
+    rise: Float[np.ndarray, " rows"],
+    divergence: Float[np.ndarray, " rows"],
+    documents: Int[np.ndarray, " rows"],
+) -> DomainResult:
+    """One kind of text from its rows."""
+    cross_entropy, mean_rise = float(base.mean()), clustered(rise, documents)
+    return DomainResult(
+        cross_entropy=cross_entropy,
+        rise=mean_rise,
+        relative_rise=mean_rise.over(cross_entropy),
+        divergence=clustered(divergence, documents),
+        windows=len(base),
     )
 
 

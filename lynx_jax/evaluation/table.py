@@ -7,7 +7,7 @@ from lynx_jax.evaluation.estimates import Estimate, Interval
 from lynx_jax.evaluation.report import BatchSizeResult, PolicyResult
 
 _HEADER = (
-    f"{'policy':28} {'experts':>14} {'share':>6} {'CE rise, nats':>18} {'relative':>9} "
+    f"{'policy':28} {'experts':>14} {'share':>6} {'CE rise, nats':>18} {'relative':>15} "
     f"{'KL':>16} {'top-1':>15} {'retained':>15} {'worst row':>15}"
 )
 
@@ -28,9 +28,10 @@ def _lines(result: BatchSizeResult) -> Iterator[str]:
         yield _row(policy)
         if policy.rise.value or policy.divergence.value:
             for name, domain in policy.domains.items():
-                relative = domain.rise.value / domain.cross_entropy
-                yield f"  {name:26} {'':14} {'':6} {_pm(domain.rise):>18} {relative:>9.2%}"
-
+                yield (
+                    f"  {name:26} {'':14} {'':6} {_pm(domain.rise):>18} "
+                    f"{_percent(domain.relative_rise):>15} {_pm(domain.divergence):>16}"
+                )
     if result.against is not None:
         yield from _differences(result)
 
@@ -56,7 +57,8 @@ def _in_errors(estimate: Estimate) -> str:
 def _row(policy: PolicyResult) -> str:
     return (
         f"{policy.policy:28} {_pm(policy.experts, 2):>14} {policy.share:>6.2f} "
-        f"{_pm(policy.rise):>18} {policy.relative_rise:>9.2%} {_pm(policy.divergence):>16} "
+        f"{_pm(policy.rise):>18} {_percent(policy.relative_rise):>15} "
+        f"{_pm(policy.divergence):>16} "
         f"{_pm(policy.agreement):>15} {_pm(policy.retained):>15} {_pm(policy.worst_retained):>15}"
     )
 
@@ -98,3 +100,8 @@ def _points(interval: Interval) -> str:
 def _pm(estimate: Estimate, digits: int = 4) -> str:
     error = "" if estimate.error is None else f" ±{estimate.error:.{digits}f}"
     return f"{estimate.value:.{digits}f}{error}"
+
+
+def _percent(estimate: Estimate) -> str:
+    error = "" if estimate.error is None else f" ±{estimate.error:.2%}"
+    return f"{estimate.value:.2%}{error}"

@@ -12,8 +12,10 @@ from lynx_jax.errors import InputError
 from lynx_jax.evaluation import cli
 from lynx_jax.evaluation.choice import parse_policies, sweep
 from lynx_jax.evaluation.estimates import Estimate, clustered
-from lynx_jax.evaluation.report import BatchSizeResult, Difference, PolicyResult
+from lynx_jax.evaluation.report import BatchSizeResult, Difference, PolicyResult, summarise
+from lynx_jax.evaluation.scoring import BatchScores
 from lynx_jax.evaluation.table import table
+from lynx_jax.evaluation.texts import Windows
 from lynx_jax.policies import OEA, Lynx, TopK
 
 _SMALL = [
@@ -50,11 +52,12 @@ def _policy(report, name):
 @pytest.mark.parametrize("name", ["off", "oea:k0=8"])
 def test_identity_makes_exactly_no_difference(report, name):
     found = _policy(report, name)
-    assert found["rise"]["value"] == found["divergence"]["value"] == found["relative_rise"] == 0
+    for name in ("rise", "relative_rise", "divergence"):
+        assert found[name] == {"value": 0, "error": 0}
+        assert all(domain[name]["value"] == 0 for domain in found["domains"].values())
     assert found["agreement"]["value"] == found["retained"]["value"] == found["share"] == 1
     assert found["worst_retained"]["value"] == 1
     assert found["saved"]["value"] == 0
-    assert all(domain["rise"]["value"] == 0 for domain in found["domains"].values())
 
 
 def test_a_budget_of_k_is_ruinous(report):
@@ -110,7 +113,7 @@ def test_the_table_gives_differences_in_errors():
             saved=nothing,
             share=1.0,
             rise=nothing,
-            relative_rise=0.0,
+            relative_rise=nothing,
             divergence=nothing,
             agreement=nothing,
             retained=nothing,
@@ -126,6 +129,31 @@ def test_the_table_gives_differences_in_errors():
     below = table(result).split("less oea:k0=3")[1].splitlines()[2:]
     assert [line.split()[0] for line in below] == ["lynx"]
     assert below[0].split()[-4:-2] == ["±0.0100", "-3.0"]
+
+
+def test_kinds_of_text_have_their_own_rise_and_divergence():
+    def scores(loss, divergence):
+        loss, divergence = np.array(loss), np.array(divergence)
+        one = np.ones(1)
+        return [BatchScores(loss, divergence, divergence, divergence, 1.0, one, one, one[None])]
+
+    batch = Windows(np.zeros((4, 2), np.int32), np.arange(4), ("a", "b", "a", "c"))
+    plain, others = scores([2, 4, 3, 8], [0.0] * 4), scores([2.1, 4.4, 3.2, 8], [0.2, 0.1, 0.4, 0])
+    found = summarise("x", [batch], plain, others)
+    first = found.domains["a"]
+    assert first.cross_entropy == 2.5
+    for estimate, value, error in [
+        (found.relative_rise, 0.175 / 4.25, np.std([0.1, 0.4, 0.2, 0], ddof=1) / 2 / 4.25),
+        (first.rise, 0.15, 0.05),
+        (first.relative_rise, 0.06, 0.02),
+        (first.divergence, 0.3, 0.1),
+    ]:
+        assert (estimate.value, estimate.error) == pytest.approx((value, error))
+    assert found.domains["b"].divergence == Estimate(0.1, None)
+    lines = table(BatchSizeResult(4, "mixed", 4, 4, 4.25, 1.0, [], [], None, [found])).splitlines()
+    assert lines[2].split()[5:7] == ["4.12%", "±2.01%"]
+    assert lines[3].split() == ["a", "0.1500", "±0.0500", "6.00%", "±2.00%", "0.3000", "±0.1000"]
+    assert lines[4].split() == ["b", "0.4000", "10.00%", "0.1000"]
 
 
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=20))
