@@ -1,8 +1,10 @@
 """The adapter for lm-eval, by lm-eval itself, on tasks that are written here."""
 
 import json
+import os
 import subprocess
 import sys
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +13,8 @@ import pytest
 from flax import nnx
 
 from lynx_jax.errors import InputError
-from lynx_jax.generation import generate
+from lynx_jax.generation import Generator
+from lynx_jax.lm_eval import main
 from lynx_jax.loading import load
 
 lm_eval = pytest.importorskip("lm_eval", reason="the extra 'lm-eval' is missing")
@@ -21,6 +24,9 @@ from lm_eval.tasks import TaskManager  # noqa: E402
 
 from lynx_jax.lm_eval_model import LynxJaxLM  # noqa: E402
 
+SETTINGS = {"policy": "lynx", "backend": "reference", "dtype": "float32", "max_gen_toks": 5}
+ARGUMENTS = ",".join(f"{name}={value}" for name, value in {"path": "demo", **SETTINGS}.items())
+BATCH = 4
 PROMPTS = [f"{a} * {b} =" for a, b in [(2, 3), (6, 7), (3, 3), (9, 1), (4, 5), (7, 8)]]
 COMMON = """
 task: {name}
@@ -90,9 +96,7 @@ def tasks(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model():
-    return LynxJaxLM(
-        "demo", policy="lynx", backend="reference", batch_size=4, dtype="float32", max_gen_toks=5
-    )
+    return LynxJaxLM("demo", batch_size=BATCH, **SETTINGS)
 
 
 @pytest.fixture(scope="module")
@@ -102,16 +106,28 @@ def loaded():
 
 
 @pytest.fixture(scope="module")
-def results(tasks, model, tmp_path_factory):
-    """What lm-eval makes of all tasks."""
+def manager(tasks, tmp_path_factory):
+    """What lm-eval finds the tasks by."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_DATASETS_CACHE", str(tmp_path_factory.mktemp("cache")))
-        return lm_eval.simple_evaluate(
-            model,
-            tasks=list(TASKS),
-            task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
-            bootstrap_iters=0,
-        )
+        patch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+        yield TaskManager(include_path=str(tasks), include_defaults=False)
+
+
+def evaluated_by_name(manager, names, arguments=ARGUMENTS):
+    return lm_eval.simple_evaluate(
+        "lynx_jax",
+        arguments,
+        tasks=names,
+        batch_size=BATCH,
+        task_manager=manager,
+        bootstrap_iters=0,
+    )
+
+
+@pytest.fixture(scope="module")
+def results(manager):
+    """What lm-eval makes of all tasks."""
+    return evaluated_by_name(manager, list(TASKS))
 
 
 def test_lm_eval_runs_every_kind_of_request(results):
@@ -128,27 +144,47 @@ def test_results_say_what_was_run(results, model):
     assert told.items() <= results["config"].items()
 
 
+def answers(results, task):
+    """What the model answered to each request of a task."""
+    return [sample["resps"] for sample in results["samples"][task]]
+
+
+def test_a_model_by_name_equals_the_instance(results, model, manager):
+    found = lm_eval.evaluate(model, manager.load(list(TASKS)), bootstrap_iters=0)
+    assert found["results"] == results["results"]
+    for task in TASKS:
+        assert answers(found, task) == answers(results, task)
+
+
+def test_results_of_scoring_by_decode_say_so(results, manager):
+    found = evaluated_by_name(manager, ["products_chosen"], f"{ARGUMENTS},scoring=decode")
+    assert found["results"]["products_chosen"]["acc,none"] >= 0.9
+    assert found["config"]["lynx_jax_loglikelihood"].startswith("teacher-forced decode")
+    scores, plain = (
+        np.array([[score for ((score, _),) in sample] for sample in answers(r, "products_chosen")])
+        for r in (found, results)
+    )
+    assert np.abs(scores - plain).max() > 0.1  # the policy acts
+
+
 def requests(kind, arguments):
     return [Instance(kind, {}, argument, i) for i, argument in enumerate(arguments)]
 
 
-def test_greedy_texts_equal_the_engines(model, loaded):
-    options = {"until": ["\n"], "max_gen_toks": 5, "do_sample": False}
-    found = model.generate_until(requests("generate_until", [(p, options) for p in PROMPTS]), True)
-    order = np.random.default_rng(0).permutation(len(PROMPTS))
-    batch = generate(
-        loaded,
-        [PROMPTS[i] for i in order],
-        policy="lynx",
-        max_batch=4,
-        max_new_tokens=5,
-        stop=["\n"],
-    )
-    wanted = [""] * len(PROMPTS)
-    for i, result in zip(order, batch.results, strict=True):
-        wanted[i] = result.text
-    assert found == wanted
-    assert len(set(found)) > 2
+def test_greedy_texts_equal_the_engines_in_the_seeds_order(model, loaded):
+    prompts = ["The king", "To be or", "class Stack", "To sum up", "What", "A list of"]
+    options = {"until": ["king,"], "max_gen_toks": 11, "do_sample": False}
+    asked = requests("generate_until", [(prompt, options) for prompt in prompts])
+    engine = Generator(loaded, policy="lynx", max_batch=BATCH)
+    texts = []
+    for seed in (0, 3):
+        adapter = LynxJaxLM("demo", batch_size=BATCH, seed=seed, **SETTINGS) if seed else model
+        order = np.random.default_rng(seed).permutation(len(prompts))
+        batch = engine.generate([prompts[i] for i in order], max_new_tokens=11, stop=["king,"])
+        wanted = {i: result.text for i, result in zip(order, batch.results, strict=True)}
+        texts.append(adapter.generate_until(asked, True))
+        assert texts[-1] == [wanted[i] for i in range(len(prompts))]
+    assert texts[0] != texts[1]  # other batch mates
 
 
 one_pass = nnx.jit(lambda model, ids: model(ids))
@@ -201,11 +237,7 @@ def test_impossible_options(model, options, message):
         model.generate_until(requests("generate_until", [("a", options)]), True)
 
 
-def test_scoring_by_decode_is_said():
-    model = LynxJaxLM("demo", policy="off", scoring="decode", backend="reference", batch_size=2)
-    (found,) = model.loglikelihood(requests("loglikelihood", [("2 * 3 =", " 6")]), True)
-    assert found[0] > -5
-    assert "the policy acts on it" in model.get_model_info()["lynx_jax_loglikelihood"]
+def test_scoring_is_known():
     with pytest.raises(InputError, match="scoring of prefill or decode, got 'x'"):
         LynxJaxLM("demo", scoring="x", backend="reference")
 
@@ -217,16 +249,35 @@ def test_numbers_that_are_none(name, value):
         LynxJaxLM("no/such", **{name: value})
 
 
-def test_bad_arguments_end_with_one_line(tasks):
+def command(tasks, arguments, task):
+    """The arguments of ``python -m lynx_jax.lm_eval`` for one task."""
+    return [
+        *["run", "--model", "lynx_jax", "--model_args", arguments, "--batch_size", str(BATCH)],
+        *["--tasks", task, "--include_path", str(tasks)],
+    ]
+
+
+def test_the_command_runs_a_task(tasks, tmp_path):
     ran = subprocess.run(
-        [
-            *[sys.executable, "-m", "lynx_jax.lm_eval", "run", "--model", "lynx_jax"],
-            *["--model_args", "path=demo,policy=oea:k0=99", "--tasks", "products_written"],
-            *["--include_path", str(tasks)],
-        ],
+        [sys.executable, "-m", "lynx_jax.lm_eval", *command(tasks, ARGUMENTS, "products_chosen")],
+        env={**os.environ, "HF_DATASETS_CACHE": str(tmp_path)},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert ran.returncode == 2, ran.stderr
-    assert ran.stderr.splitlines()[-1].startswith("error: oea: expected k0")
+    assert ran.returncode == 0, ran.stderr
+    (row,) = (line for line in ran.stdout.splitlines() if line.startswith("|products_chosen"))
+    assert [cell.strip() for cell in row.split("|")][5:8] == ["acc", "↑", "1"]
+
+
+def test_bad_arguments_end_with_one_line(tasks, monkeypatch, capsys):
+    # Without lm-eval's own tasks, which take seconds to list.
+    monkeypatch.setattr("lm_eval.tasks.TaskManager", partial(TaskManager, include_defaults=False))
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # as the command sets it
+    monkeypatch.setattr(
+        "sys.argv", ["lm_eval", *command(tasks, "path=demo,policy=oea:k0=99", "products_written")]
+    )
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("error: oea: expected k0")
