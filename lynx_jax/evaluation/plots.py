@@ -68,8 +68,18 @@ def _frontier(figure: Any, result: BatchSizeResult) -> None:
     axes.legend(fontsize=8)
 
 
-def _experts_per_layer(figure: Any, result: BatchSizeResult) -> None:
+def _axes(figure: Any, colours: int) -> Any:
+    """Axes on which so many policies have a colour each."""
+    from matplotlib import colormaps
+
     axes = figure.subplots()
+    if colours > 10:  # more than matplotlib tells apart by itself
+        axes.set_prop_cycle(color=colormaps["turbo"](np.linspace(0.05, 0.95, colours)))
+    return axes
+
+
+def _experts_per_layer(figure: Any, result: BatchSizeResult) -> None:
+    axes = _axes(figure, len(result.policies))
     layers = np.arange(len(result.experts_per_layer))
     axes.plot(layers, result.experts_per_layer, "k--", label="top-k")
     for policy in result.policies:
@@ -82,8 +92,8 @@ def _experts_per_layer(figure: Any, result: BatchSizeResult) -> None:
 
 
 def _loss_per_domain(figure: Any, result: BatchSizeResult) -> None:
-    axes = figure.subplots()
     changed = [policy for policy in result.policies if policy.rise.value]
+    axes = _axes(figure, len(changed))
     width = 0.8 / max(1, len(changed))
     for i, policy in enumerate(changed):
         domains = list(policy.domains.values())
@@ -91,6 +101,8 @@ def _loss_per_domain(figure: Any, result: BatchSizeResult) -> None:
             np.arange(len(domains)) + (i - (len(changed) - 1) / 2) * width,
             [100 * domain.relative_rise.value for domain in domains],
             width,
+            yerr=[100 * (domain.relative_rise.error or 0) for domain in domains],
+            error_kw={"elinewidth": 0.7},
             label=policy.policy,
         )
     names = list(result.policies[0].domains)

@@ -29,8 +29,8 @@ def _policy(name: str, experts: float, rise: float) -> PolicyResult:
         worst_retained=nothing,
         experts_per_layer=[experts - 0.5, experts + 0.5],
         domains={
-            "plays": DomainResult(4.0, nothing, Estimate(rise / 4, None), nothing, 3),
-            "sums": DomainResult(1.0, nothing, Estimate(rise / 2, None), nothing, 3),
+            "plays": DomainResult(4.0, nothing, Estimate(rise / 4, rise / 40), nothing, 3),
+            "sums": DomainResult(1.0, nothing, Estimate(rise / 2, rise / 20), nothing, 3),
         },
         use=(np.array(_USE) * experts / 4).tolist(),
         difference=None,
@@ -64,10 +64,20 @@ def test_experts_are_drawn_layer_by_layer(result):
 
 def test_each_domain_has_a_bar_for_each_policy_that_changes_something(result):
     (axes,) = plots.pictures(result)["loss_per_domain"].axes
-    bars = {c.get_label(): [bar.get_height() for bar in c] for c in axes.containers}
+    drawn = {c.get_label(): c for c in axes.containers if hasattr(c, "patches")}
+    bars = {label: [bar.get_height() for bar in c] for label, c in drawn.items()}
     assert set(bars) == {"oea:k0=1", "oea:k0=2", "lynx"}
     np.testing.assert_allclose(bars["oea:k0=1"], [10.0, 20.0])
+    (errors,) = drawn["oea:k0=1"].errorbar.lines[2]
+    np.testing.assert_allclose(np.array(errors.get_segments())[:, :, 1], [[9, 11], [18, 22]])
     assert [text.get_text() for text in axes.get_xticklabels()] == ["plays", "sums"]
+
+
+def test_each_of_many_policies_has_a_colour_of_its_own(result):
+    many = [_policy(f"oea:k0={k}", k, 0.1) for k in range(21)]
+    (axes,) = plots.pictures(dataclasses.replace(result, policies=many))["experts_per_layer"].axes
+    colours = {tuple(np.asarray(line.get_color()).ravel()) for line in axes.lines[1:]}
+    assert len(colours) == 21
 
 
 def test_use_is_shown_of_the_mild_policy_with_the_fewest_experts(result):
