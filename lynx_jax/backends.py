@@ -10,6 +10,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from lynx_jax.errors import InputError
+from lynx_jax.kernel_routing import router_refusal
 from lynx_jax.mosaic_backend import MosaicBackend
 from lynx_jax.pallas_kernels.expert_ffn import (
     dense_over_active,
@@ -164,18 +165,35 @@ class ExpertSizes(NamedTuple):
     dtype: DTypeLike
 
 
-def get_backend(name: str, experts: Iterable[ExpertSizes] = ()) -> ExpertBackend:
+class LayerRouter(NamedTuple):
+    """The router of a layer, as far as the choice of a backend depends on it.
+
+    Attributes:
+      rule: how it scores and weighs.
+      k: experts a row.
+      num_experts: N.
+    """
+
+    rule: Router
+    k: int
+    num_experts: int
+
+
+def get_backend(
+    name: str, experts: Iterable[ExpertSizes] = (), routers: Iterable[LayerRouter] = ()
+) -> ExpertBackend:
     """The backend of a name; which one and why is logged.
 
     Args:
       name: ``"auto"``, ``"loop"``, ``"mosaic"`` or ``"reference"``. ``"auto"`` is ``"mosaic"``
         where the device and all of ``experts`` are such that its kernels take them, else
-        ``"loop"``.
+        ``"loop"``; layers whose router its kernels do not take are then routed in plain JAX.
       experts: those of the model's layers.
+      routers: those of the model's layers, looked at for ``"mosaic"`` alone.
 
     Raises:
-      InputError: there is no backend of this name, or ``"mosaic"`` does not take the device or the
-        experts; one line that says what, and what works instead.
+      InputError: there is no backend of this name, or ``"mosaic"`` does not take the device, the
+        experts or the routers; one line that says what, and what works instead.
     """
     device = jax.devices()[0]
     match name:
@@ -190,6 +208,12 @@ def get_backend(name: str, experts: Iterable[ExpertSizes] = ()) -> ExpertBackend
                 raise InputError(
                     f"expert backend mosaic: {refusal}; --backend loop takes any device, dtype and "
                     "shape"
+                )
+            refusal = _first(router_refusal(*router) for router in routers)
+            if refusal is not None:
+                raise InputError(
+                    f"expert backend mosaic: {refusal}; --backend auto routes in plain JAX and "
+                    "takes mosaic's experts"
                 )
             backend, reason = _mosaic(device), "asked for"
         case "auto":
@@ -209,6 +233,10 @@ def _mosaic_refusal(device: jax.Device, experts: Iterable[ExpertSizes]) -> str |
     capability = str(getattr(device, "compute_capability", ""))
     refusals = [device_refusal(device.platform, device.device_kind, capability)]
     refusals += [layer_refusal(*sizes) for sizes in experts]
+    return _first(refusals)
+
+
+def _first(refusals: Iterable[str | None]) -> str | None:
     return next((refusal for refusal in refusals if refusal is not None), None)
 
 

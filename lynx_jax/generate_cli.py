@@ -136,7 +136,8 @@ def _add_execution(group: argparse._ArgumentGroup) -> None:
         "--backend",
         choices=("auto", "loop", "mosaic", "reference"),
         default="auto",
-        help="how experts are computed in decode (default: auto)",
+        help="how layers are routed and their experts computed; mosaic by name is refused where "
+        "its kernels do not take the device or the model (default: auto)",
     )
     group.add_argument(
         "--dtype",

@@ -32,16 +32,24 @@ from lynx_jax.routing import route as route_in_jax
 _log = logging.getLogger(__name__)
 
 
-def why_not(policy: Policy, router: Router, k: int, num_experts: int, rows: int) -> str | None:
-    """Why decode steps of such a layer are routed in plain JAX; None if kernels route them."""
-    if rows > MOST_ROWS_OF_BLOCKS:
-        return f"the routing kernels take {MOST_ROWS_OF_BLOCKS} rows, the batch has {rows}"
+def router_refusal(router: Router, k: int, num_experts: int) -> str | None:
+    """Why no kernel routes a layer, whatever the policy and the batch; None if one may."""
     if num_experts > MOST_EXPERTS:
         return f"the routing kernels take {MOST_EXPERTS} experts, the layer has {num_experts}"
     if k > LARGEST_K:
         return f"the routing kernels choose up to {LARGEST_K} experts a row, the layer uses {k}"
     if router.score == "sparsemixer":
         return "the routing kernels do not score by sparsemixer"
+    return None
+
+
+def why_not(policy: Policy, router: Router, k: int, num_experts: int, rows: int) -> str | None:
+    """Why decode steps of such a layer are routed in plain JAX; None if kernels route them."""
+    refusal = router_refusal(router, k, num_experts)
+    if refusal is not None:
+        return refusal
+    if rows > MOST_ROWS_OF_BLOCKS:
+        return f"the routing kernels take {MOST_ROWS_OF_BLOCKS} rows, the batch has {rows}"
     if _selection(policy, k) is None:
         return f"the routing kernels have no mode for {policy}"
     return None

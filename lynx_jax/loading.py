@@ -3,7 +3,7 @@
 import importlib.resources
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from lynx_jax.backends import ExpertBackend, ExpertSizes, get_backend
+from lynx_jax.backends import ExpertBackend, ExpertSizes, LayerRouter, get_backend
 from lynx_jax.convert.folder import Checkpoint, open_checkpoint, read_config
 from lynx_jax.convert.numerics import parse_dtype
 from lynx_jax.convert.reader import abstract_model, dotted
@@ -20,6 +20,7 @@ from lynx_jax.errors import InputError
 from lynx_jax.files import read_json
 from lynx_jax.models.config import DecoderConfig, text_part
 from lynx_jax.models.decoder import DecoderForCausalLM
+from lynx_jax.models.moe import SparseMoeBlock
 from lynx_jax.placing import ShardingOf, Stored
 from lynx_jax.tokenizer import Tokenizer
 
@@ -66,7 +67,7 @@ def load(path: str | Path, *, backend: str = "auto", dtype: str | None = None) -
     eos_token_ids = _eos_token_ids(folder, raw) | tokenizer.eos_token_ids
     checkpoint = open_checkpoint(folder)
     target = _target(dtype)
-    chosen = get_backend(backend, _experts(checkpoint, target))
+    chosen = get_backend(backend, _experts(checkpoint, target), _routers(checkpoint))
     model = _model(checkpoint, chosen, target, None)
     return LoadedModel(model, model.config, tokenizer, eos_token_ids, folder, chosen.name)
 
@@ -106,6 +107,14 @@ def _experts(checkpoint: Checkpoint, target: np.dtype | None) -> set[ExpertSizes
         for info in checkpoint.reader.tensors
         if info.path.endswith(".experts.down_proj")
     }
+
+
+def _routers(checkpoint: Checkpoint) -> Iterator[LayerRouter]:
+    """The layers' routers; begins by building the model in shapes alone."""
+    config = checkpoint.config
+    for _, module in nnx.iter_modules(abstract_model(checkpoint.family, config)):
+        if isinstance(module, SparseMoeBlock):
+            yield LayerRouter(module.router, module.k, config.num_experts)
 
 
 def _model(

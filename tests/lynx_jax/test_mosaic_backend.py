@@ -1,6 +1,7 @@
 """The mosaic backend, its kernels interpreted on CPU, against the reference backend."""
 
 import logging
+import shutil
 from functools import partial
 
 import jax
@@ -10,8 +11,10 @@ import pytest
 from flax import nnx
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from lynx_jax import backends
 from lynx_jax.backends import (
     ExpertSizes,
+    LayerRouter,
     ReferenceBackend,
     get_backend,
 )
@@ -154,6 +157,8 @@ def on(monkeypatch):
 
 
 GOOD = ExpertSizes(D, F, jnp.bfloat16)
+SOFTMAX = Router("softmax", "renormalize")
+GOOD_ROUTER = LayerRouter(SOFTMAX, k=32, num_experts=256)
 
 
 def test_auto_takes_mosaic_where_it_can_and_says_why(on, caplog):
@@ -162,7 +167,7 @@ def test_auto_takes_mosaic_where_it_can_and_says_why(on, caplog):
         backend = get_backend("auto", [GOOD])
     assert (backend.name, backend.device) == ("mosaic", "H200")
     assert caplog.messages[-1].startswith("expert backend: mosaic (its kernels take")
-    assert hash(backend) == hash(get_backend("mosaic", [GOOD]))
+    assert hash(backend) == hash(get_backend("mosaic", [GOOD], [GOOD_ROUTER]))
 
 
 REFUSED = [
@@ -183,6 +188,35 @@ def test_what_mosaic_refuses_is_one_line_and_auto_takes_loop(on, caplog, device,
     with caplog.at_level(logging.INFO, logger="lynx_jax.backends"):
         assert get_backend("auto", [GOOD, sizes]).name == "loop"
     assert "(not mosaic: expected" in caplog.messages[-1]
+
+
+@pytest.mark.parametrize(
+    ("router", "why"),
+    [
+        (LayerRouter(SOFTMAX, 8, 264), "kernels take 256 experts, the layer has 264"),
+        (LayerRouter(SOFTMAX, 33, 256), "up to 32 experts a row, the layer uses 33"),
+        (LayerRouter(Router("sparsemixer", "own"), 2, 16), "do not score by sparsemixer"),
+    ],
+)
+def test_routers_that_mosaic_refuses_leave_auto_its_experts(on, router, why):
+    on(H200)
+    advice = "--backend auto routes in plain JAX and takes mosaic's experts"
+    with pytest.raises(InputError, match=f"expert backend mosaic: .*{why}; {advice}") as raised:
+        get_backend("mosaic", [GOOD], [GOOD_ROUTER, router])
+    assert "\n" not in str(raised.value)
+    assert get_backend("auto", [GOOD], [GOOD_ROUTER, router]).name == "mosaic"
+
+
+def test_a_checkpoints_router_is_looked_at_before_it_is_loaded(on, monkeypatch, tmp_path):
+    on(H200)
+    monkeypatch.setattr(backends, "layer_refusal", lambda *sizes: None)  # D and F are small
+    tokenizer_only = shutil.ignore_patterns("*.safetensors*")
+    shutil.copytree(GOLDEN / "qwen3_moe", tmp_path, ignore=tokenizer_only, dirs_exist_ok=True)
+    shutil.copytree(GOLDEN / "phimoe", tmp_path, dirs_exist_ok=True)
+    with pytest.raises(InputError, match="do not score by sparsemixer"):
+        load(tmp_path, backend="mosaic")
+    assert load(tmp_path, backend="auto").backend_name == "mosaic"
+    assert load(GOLDEN / "qwen3_moe", backend="mosaic").backend_name == "mosaic"
 
 
 def test_a_checkpoint_is_looked_at_before_it_is_loaded(on):
