@@ -20,13 +20,15 @@ def run(settings: Settings, seed: int, deadline: Deadline) -> Iterator[Row]:
     """Microseconds with Lynx for every family and batch, and those of the layer around it.
 
     Layers are timed for every family at the first batch, and for the first family at all. With
-    Demand, which costs more, the first family is timed.
+    Demand, which costs more, the first family is timed; with the other modes, its routing at the
+    first batch.
     """
     programs = Programs(settings, deadline)
     names, first = list(settings.families), settings.batches[0]
     cases = [_Case(name, first, "lynx", True) for name in names]
     cases += [_Case(names[0], batch, "lynx", True) for batch in settings.batches[1:]]
     cases += [_Case(names[0], batch, "demand", True) for batch in settings.batches]
+    cases += [_Case(names[0], first, mode) for mode in ("off", "oea", "xshare")]
     cases += [_Case(name, batch) for name in names[1:] for batch in settings.batches[1:]]
     for case in cases:
         _compile(settings, programs, case)

@@ -145,9 +145,13 @@ def test_every_family_is_checked_with_the_default_policy(monkeypatch):
 @pytest.mark.usefixtures("plain")
 def test_routing_and_its_layer_are_timed():
     rows, timed = rows_of(routing_times)
-    assert set(rows) == {"tiny, B=2, lynx", "tiny, B=2, demand"}
+    layers, alone = ("lynx", "demand"), ("off", "oea", "xshare")
+    assert set(rows) == {f"tiny, B=2, {mode}" for mode in layers + alone}
     for row in timed:
-        assert row["share_of_layer"] == row["routing_us"] / row["layer_us"]
+        assert row["routing_us"] > 0
+        assert ("layer_us" in row) == (row["mode"] in layers)
+        if "layer_us" in row:
+            assert row["share_of_layer"] == row["routing_us"] / row["layer_us"]
 
 
 @pytest.mark.usefixtures("plain")
