@@ -37,17 +37,25 @@ def run(settings: Settings, seed: int, deadline: Deadline) -> Iterator[Row]:
         cases += [(name, settings.many, settings.modes[0]) for name in settings.many_families]
         cases += [(names[0], settings.many, mode) for mode in settings.modes[1:]]
     yield from _experts(settings, seed, deadline, [(name, rows) for name in names[:1]])
+    yield from _routing(settings, seed, deadline, cases)
+    others = [(name, rows) for name in names[1:]]
+    others += [(names[0], batch) for batch in settings.batches[1:]]
+    if settings.many is not None:
+        others += [(name, settings.many) for name in settings.many_families]
+    yield from _experts(settings, seed, deadline, others)
+    last = [(name, rows, mode) for mode in settings.modes[1:2] for name in names[1:]]
+    yield from _routing(settings, seed + len(cases), deadline, last)
+
+
+def _routing(
+    settings: Settings, seed: int, deadline: Deadline, cases: list[tuple[str, int, str]]
+) -> Iterator[Row]:
     for number, (name, batch, mode) in enumerate(cases):
         family = settings.families[name]
         case = {"case": f"routing {name}, B={batch}, {mode}"}
         policy = policies(family.router.k, family.router.experts)[mode]
         check = partial(check_routing, settings, family, batch, policy, seed + number, deadline)
         yield attempt(case, check)
-    others = [(name, rows) for name in names[1:]]
-    others += [(names[0], batch) for batch in settings.batches[1:]]
-    if settings.many is not None:
-        others += [(name, settings.many) for name in settings.many_families]
-    yield from _experts(settings, seed, deadline, others)
 
 
 def _experts(

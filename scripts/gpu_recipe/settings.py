@@ -53,7 +53,8 @@ class Settings:
       batches: B of those; the first is the one that layers are timed at, too.
       many: B of the checks of large batches, or None to leave them out.
       many_families: families of those.
-      modes: of the routing kernel in checks; the first at every family and batch.
+      modes: of the routing kernel in checks; the first at every family and batch, the second at
+        every family if time is left in the end.
       measured: families of the experts' times.
       active: distinct experts that those are timed with, as far as a layer has them.
       steps: of a timed program.

@@ -131,13 +131,17 @@ def test_experts_of_many_rows_are_checked():
     assert row["repeatable"]
 
 
-def test_every_family_is_checked_with_the_default_policy(monkeypatch):
+def test_every_family_is_checked_with_the_default_policy_and_last_with_lynx(monkeypatch):
     for check in ("check_routing", "check_experts"):
         monkeypatch.setattr(kernel_checks, check, lambda *_: {"ok": True})
     settings = Settings()
-    cases = {row["case"] for row in kernel_checks.run(settings, 1, Deadline(1e4))}
+    cases = [row["case"] for row in kernel_checks.run(settings, 1, Deadline(1e4))]
+    assert len(cases) == len(set(cases))
+    first, *others = settings.families
     for family in settings.families:
         assert f"routing {family}, B=16, {DEFAULT_POLICY}" in cases
+    assert f"routing {first}, B=16, lynx" in cases
+    assert cases[-len(others) :] == [f"routing {family}, B=16, lynx" for family in others]
     for mode in settings.modes:
         assert f"routing Qwen3-30B-A3B, B=16, {mode}" in cases
 
