@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from lynx_jax.kernel_routing import route
@@ -18,7 +19,7 @@ from lynx_jax.policies import OEA, Demand, Lynx, TopK, XShare
 from lynx_jax.routers import Router
 from lynx_jax.routing import Phase
 from lynx_jax.routing import route as route_in_jax
-from tests.pallas_kernels.router_batches import Batch
+from tests.pallas_kernels.router_batches import Batch, routers
 
 DEEPSEEK_V3 = Router("sigmoid", "renormalize", 2.5, groups=4, kept_groups=2, group_score="top2")
 
@@ -32,6 +33,36 @@ TWO_WARPGROUPS = RowTiling(warpgroups=2, tiles=2)
 needs_two_threads = pytest.mark.skipif(
     (os.cpu_count() or 1) < 2, reason="the interpreter runs a warpgroup a thread of XLA's pool"
 )
+
+
+def policies(experts: int, k: int):
+    """Any policy for a router that chooses k of so many experts."""
+    shared = {"min_rows": st.integers(1, 3), "damping": st.sampled_from([0.0, 0.5, 1.0])}
+    threshold = st.floats(0.1, 1.5).map(lambda shares: shares / k)
+    return st.one_of(
+        st.just(TopK()),
+        st.builds(Lynx, st.floats(0.5, 4.0), st.integers(1, 4), st.integers(0, k), **shared),
+        st.builds(OEA, st.integers(1, k), **shared),
+        st.builds(XShare, st.integers(k, experts), st.integers(0, k), **shared),
+        st.builds(Demand, threshold, st.floats(1.0, 4.0), st.floats(0.0, 1.0), **shared),
+    )
+
+
+@st.composite
+def cases(draw):
+    """Any shape of a batch of up to 16 rows, with any router and policy."""
+    experts = draw(st.sampled_from([8, 16, 60, 64, 72, 128, 160, 256]))
+    k = draw(st.integers(1, min(experts, 8)))
+    router = draw(routers(experts, k))
+    return Case(
+        draw(st.integers(1, 16)),
+        experts,
+        k,
+        router,
+        draw(policies(experts, k)),
+        biased=router.score == "sigmoid" and draw(st.booleans()),
+        dtype=draw(st.sampled_from(["float32", "bfloat16"])),
+    )
 
 
 def draw(case: Case, seed: int, live_share: float, grid: float, padded: int):

@@ -3,16 +3,18 @@
 import functools
 from dataclasses import dataclass
 
+import hypothesis
 import jax
 import jax.numpy as jnp
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from lynx_jax import kernel_routing
 from lynx_jax.kernel_routing import route, why_not
 from lynx_jax.pallas_kernels import fused_kernel
-from lynx_jax.policies import OEA, Lynx, TopK, XShare
+from lynx_jax.pallas_kernels.routing_tiling import RowTiling, one_block
+from lynx_jax.policies import OEA, Demand, Lynx, TopK, XShare
 from lynx_jax.routers import Router
 from lynx_jax.routing import Phase
 from lynx_jax.routing import route as route_in_jax
@@ -21,7 +23,9 @@ from tests.lynx_jax.kernel_batches import (
     TWO_WARPGROUPS,
     Case,
     assert_equal,
+    cases,
     draw,
+    is_clear,
     needs_two_threads,
     routed,
     run_with_many_threads,
@@ -111,15 +115,45 @@ def test_many_tiles_a_warpgroup_without_races(case, monkeypatch, capsys):
     assert "RACE DETECTED" not in capsys.readouterr().out
 
 
-def test_many_warpgroups():
-    run_with_many_threads(
-        "from tests.lynx_jax.kernel_batches import *\n"
-        "from tests.pallas_kernels.router_batches import SUM_KEPT\n"
-        "case = Case(31, 60, 4, SUM_KEPT, Lynx(3.0, 4))\n"
-        "rows = draw(case, 0, 0.8, 0.25, 0)\n"
-        "kernel, plain = routed(case)\n"
-        "assert_equal(kernel(*rows), plain(*rows))\n"
-    )
+THIS_TEST = "from tests.lynx_jax.test_kernel_routing import *\n"
+
+
+# Without a search for smaller ones, which compiles for minutes.
+@given(case=cases(), grid=st.sampled_from([0.0, 0.25, 1.0]), **DRAWS)
+@settings(max_examples=7, deadline=None, phases=[hypothesis.Phase.generate])
+def assert_any_layer_is_routed(case, seed, live_share, grid, padded):
+    rows = draw(case, seed, live_share, grid, padded)
+    assume(is_clear(case, *rows))
+    kernel, plain = routed(case)
+    assert_equal(kernel(*rows), plain(*rows))
+
+
+def test_the_kernel_routes_any_layer_as_plain_jax_does():
+    run_with_many_threads(THIS_TEST + "assert_any_layer_is_routed()\n")
+
+
+FULL = [
+    Case(64, 128, 8, RENORMALIZED, Lynx.for_model(8, 128)),
+    Case(64, 128, 8, RENORMALIZED, Demand.for_model(8, 128)),
+    Case(64, 256, 8, DEEPSEEK_V3, Lynx.for_model(8, 256), biased=True),
+    Case(64, 256, 8, DEEPSEEK_V3, Demand.for_model(8, 256), biased=True),
+]
+
+
+def assert_full_blocks_route():
+    for case in FULL:
+        rows = draw(case, 0, 0.8, 0.0, 0)
+        assert is_clear(case, *rows)
+        kernel, plain = routed(case)
+        want = plain(*rows)
+        assert int(want.num_active) < int(want.num_active_topk)
+        assert_equal(kernel(*rows), want)
+
+
+def test_full_blocks_in_their_own_tiling():
+    assert one_block(64, 128) == RowTiling(warpgroups=8, tiles=2)
+    assert one_block(64, 256) == RowTiling(warpgroups=4, tiles=4)
+    run_with_many_threads(THIS_TEST + "assert_full_blocks_route()\n")
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,20 @@ DRAWS = {
 }
 
 
+@st.composite
+def routers(draw, experts, k):
+    """Any router that the kernels take for k of so many experts, a multiple of 4."""
+    groups = draw(st.sampled_from([1, 4]))
+    return Router(
+        draw(st.sampled_from(["softmax", "sigmoid"])),
+        draw(st.sampled_from(["renormalize", "keep_sum", "own"])),
+        draw(st.sampled_from([1.0, 2.5])),
+        groups,
+        draw(st.integers(-(-k * groups // experts), groups)),
+        draw(st.sampled_from(["max", "top2"])),
+    )
+
+
 @dataclass(frozen=True)
 class Batch:
     """The shape of a batch that a router routes."""
