@@ -172,17 +172,44 @@ def test_down_sums_over_active_experts(case, data):
     np.testing.assert_allclose(got, want, rtol=0, atol=SUMS * scale)
 
 
-@cases
-@settings(max_examples=3, deadline=None)
-@given(data=st.data())
-def test_expert_ffn_equals_the_reference(case, data):
-    seed, num_active = drawn(data, case)
+def assert_expert_ffn_equals_the_reference(case, seed, num_active):
     x, combine, active, count, weights = draw(case, seed, num_active)
     got = np.asarray(kernels(case)[2](x, combine, active, count, weights), np.float32)
     want = expert_ffn_in_float32(x.astype(np.float32), combine, weights, form=case.form)
     scale = np.max(np.abs(want), initial=1e-3)
     np.testing.assert_allclose(got, want, rtol=ONE_ROUNDING, atol=ONE_ROUNDING * scale)
     assert not got[~combine.any(1)].any()
+
+
+@cases
+@settings(max_examples=3, deadline=None)
+@given(data=st.data())
+def test_expert_ffn_equals_the_reference(case, data):
+    assert_expert_ffn_equals_the_reference(case, *drawn(data, case))
+
+
+@st.composite
+def any_case(draw):
+    """Any shape of up to 20 rows and 6 experts, with any form and split."""
+    experts = draw(st.integers(1, 6))
+    width, hidden = (draw(st.sampled_from([64, 128, 192])) for _ in "DF")
+    form = draw(st.sampled_from([case.form for case in CASES[2:]]))
+    return Case(
+        draw(st.integers(1, 20)),
+        experts,
+        width,
+        hidden,
+        draw(st.integers(1, experts)),
+        draw(st.sampled_from([SPLIT, WHOLE, WIDE])).fitted(width, hidden),
+        form,
+        bias=form.activation == "clamped_swiglu",
+    )
+
+
+@settings(max_examples=5, deadline=None)
+@given(case=any_case(), data=st.data())
+def test_expert_ffn_equals_the_reference_at_any_shape(case, data):
+    assert_expert_ffn_equals_the_reference(case, *drawn(data, case))
 
 
 @pytest.mark.parametrize("case", [CASES[1], CASES[4]], ids=str)
