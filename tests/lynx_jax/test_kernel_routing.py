@@ -7,7 +7,7 @@ import hypothesis
 import jax
 import jax.numpy as jnp
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lynx_jax import kernel_routing
@@ -119,13 +119,14 @@ THIS_TEST = "from tests.lynx_jax.test_kernel_routing import *\n"
 
 
 # Without a search for smaller ones, which compiles for minutes.
-@given(case=cases(), grid=st.sampled_from([0.0, 0.25, 1.0]), **DRAWS)
-@settings(max_examples=7, deadline=None, phases=[hypothesis.Phase.generate])
-def assert_any_layer_is_routed(case, seed, live_share, grid, padded):
-    rows = draw(case, seed, live_share, grid, padded)
-    assume(is_clear(case, *rows))
+@given(case=cases(), seed=DRAWS["seed"], grid=st.sampled_from([0.0, 0.25, 1.0]))
+@settings(max_examples=6, deadline=None, phases=[hypothesis.Phase.generate])
+def assert_any_layer_is_routed(case, seed, grid):
     kernel, plain = routed(case)
-    assert_equal(kernel(*rows), plain(*rows))
+    for batch, (live_share, padded) in enumerate([(1.0, 0), (0.8, 1), (0.5, 0)]):
+        rows = draw(case, seed + batch, live_share, grid, padded)
+        if is_clear(case, *rows):
+            assert_equal(kernel(*rows), plain(*rows))
 
 
 def test_the_kernel_routes_any_layer_as_plain_jax_does():
