@@ -1,6 +1,7 @@
-"""Command lines whose errors are one line, and numbers given as text."""
+"""Command lines whose errors are one line; numbers and files given as text."""
 
 import argparse
+from pathlib import Path
 from typing import NoReturn
 
 
@@ -18,3 +19,11 @@ def whole_number(text: str) -> int | None:
     """
     digits = text.strip()
     return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 18 else None
+
+
+def new_file(text: str) -> Path:
+    """The path of a file to write, as the type of an option: seen to have a folder at once."""
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"expected a file in a folder that exists, got {text}")
+    return path

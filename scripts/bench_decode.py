@@ -26,7 +26,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool
 
-from lynx_jax.arguments import Parser
+from lynx_jax.arguments import Parser, new_file
 from lynx_jax.backends import get_backend
 from lynx_jax.loading import load_model
 from lynx_jax.models.decoder import DecoderForCausalLM
@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--read-gigabytes", type=float, default=1.0, help="for the bandwidth")
-    parser.add_argument("--out", type=Path, help="also write the numbers as JSON")
+    parser.add_argument("--out", type=new_file, help="also write the numbers as JSON")
     options = parser.parse_args()
     if "off" not in options.policies:
         parser.error("--policies needs off, which the others are compared with")

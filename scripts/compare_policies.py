@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from lynx_jax.arguments import Parser
+from lynx_jax.arguments import Parser, new_file
 from lynx_jax.backends import LoopBackend
 from lynx_jax.convert.folder import open_checkpoint
 from lynx_jax.errors import InputError
@@ -187,13 +187,11 @@ def main() -> None:
     parser.add_argument(
         "--windows", type=int, default=1920, help="a multiple of every batch, at least twice it"
     )
-    parser.add_argument("--out", type=Path, help="write the results as JSON too")
+    parser.add_argument("--out", type=new_file, help="write the results as JSON too")
     args = parser.parse_args()
     for batch in args.batch:
         if args.windows < 2 * batch or args.windows % batch:
             parser.error(f"expected --windows of 2 or more times {batch}, got {args.windows}")
-    if args.out is not None and not args.out.parent.is_dir():
-        parser.error(f"expected --out in a folder that exists, got {args.out}")
     try:
         run(args)
     except InputError as e:

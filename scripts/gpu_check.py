@@ -21,7 +21,7 @@ from gpu_recipe.cases import Row
 from gpu_recipe.report import failures, table, with_shares
 from gpu_recipe.runner import LIMITS, child_command, deadline_of, section_rows
 
-from lynx_jax.arguments import Parser
+from lynx_jax.arguments import Parser, new_file
 
 _MODULES = {
     "device": "device",
@@ -38,7 +38,10 @@ def main() -> int:
     """Command line; 1 if anything failed, 2 without a GPU that the kernels run on."""
     parser = Parser(description=__doc__.split("\n")[0])
     parser.add_argument(
-        "--out", type=Path, help="JSON (default: $OUT/gpu_check.json if OUT is set)"
+        "--out",
+        type=new_file,
+        default=f"{os.environ['OUT']}/gpu_check.json" if "OUT" in os.environ else None,
+        help="JSON (default: $OUT/gpu_check.json if OUT is set)",
     )
     parser.add_argument("--sections", nargs="+", choices=LIMITS, default=list(LIMITS))
     parser.add_argument("--seed", type=int, help="of all random inputs (default: a fresh one)")
@@ -49,10 +52,6 @@ def main() -> int:
     if not 0 <= seed < _SEEDS:
         parser.error(f"expected a --seed from 0 to {_SEEDS - 1}, got {seed}")
     out: Path | None = options.out
-    if out is None and "OUT" in os.environ:
-        out = Path(os.environ["OUT"]) / "gpu_check.json"
-    if out is not None and not out.parent.is_dir():
-        parser.error(f"expected --out in a folder that exists, got {out}")
     if options.child is not None:
         return run_section(options.child, seed, options.rows)
     rows: list[Row] = []

@@ -13,7 +13,7 @@ import numpy as np
 from demo_recipe.dataset import MIXTURE, SHORT_DOMAINS
 from tokenizers import Tokenizer
 
-from lynx_jax.arguments import Parser
+from lynx_jax.arguments import Parser, new_file
 
 WINDOW = 257
 WINDOWS_A_DOMAIN = 68
@@ -37,7 +37,7 @@ def excerpts(data: Path, domain: str, tokenizer: Tokenizer) -> list[str]:
 def main() -> None:
     parser = Parser(description=__doc__.split("\n")[0])
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=new_file, required=True)
     args = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(args.data / "tokenizer.json"))
     lines = [

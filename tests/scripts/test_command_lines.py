@@ -8,6 +8,15 @@ import pytest
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
+def test_a_file_in_no_folder_is_seen_before_anything_is_measured(tmp_path, monkeypatch, capsys):
+    missing = tmp_path / "missing" / "results.json"
+    monkeypatch.setattr("sys.argv", ["bench_decode", "no/checkpoint", "--out", str(missing)])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(SCRIPTS / "bench_decode.py"), run_name="__main__")
+    assert ended.value.code == 2
+    assert "--out: expected a file in a folder that exists" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "script",
     [

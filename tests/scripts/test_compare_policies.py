@@ -96,7 +96,10 @@ def test_policies_that_are_compared_are_damped_alike(batch, damped, damping):
         (["--batch", "x"], "invalid int"),
         (["--batch", "8", "--windows", "12"], "2 or more times 8, got 12"),
         (["--batch", "8", "--windows", "8"], "2 or more times 8, got 8"),
-        (["--out", "nowhere/results.json"], "--out in a folder that exists, got nowhere/results"),
+        (
+            ["--out", "nowhere/results.json"],
+            "argument --out: expected a file in a folder that exists, got nowhere/results",
+        ),
         (["--model", str(golden.GOLDEN / "qwen3_moe")], "router of 8 of 64 experts"),
         ([], "nowhere.jsonl"),
     ],

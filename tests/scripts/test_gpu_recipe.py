@@ -167,4 +167,4 @@ def test_results_need_a_folder_before_anything_runs(monkeypatch, tmp_path, capsy
         gpu_check.main()
     assert stopped.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: expected --out in a folder that exists")
+    assert line.startswith("error: argument --out: expected a file in a folder that exists")
